@@ -268,10 +268,11 @@ class OpenedRows(KeptColumns):
                 use = f"use mean({name!r}, …, within=(low, high))"
                 raise SpecError(what, f"column {name!r}", use)
 
+        measured = self._find_measured(name)
+        if question in ("mean", "slope") and within is None and measured is not None:
+            measured.check_mean(name)
+
         def find() -> Result:
-            measured = self._find_measured(name)
-            if question in ("mean", "slope") and within is None and measured is not None:
-                measured.check_mean(name)
             frame = self.to_pandas(names)
             zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
             channel = told or self._read_ranks(name, frame[name], zone)
