@@ -583,7 +583,10 @@ def _cover_near(matrix: Floats, f: Floats, q: Floats, target: float) -> Floats:
     scale = float(np.abs(need).max()) or 1.0
     system = np.vstack([(matrix / root).T, need[None, :] / scale])
     right = np.append(np.zeros(len(q)), 1.0)
-    solution, _ = optimize.nnls(system, right, maxiter=20 * system.shape[1])
+    try:
+        solution, _ = optimize.nnls(system, right, maxiter=20 * system.shape[1])
+    except RuntimeError:  # SciPy before 1.15 may go in circles
+        solution = optimize.lsq_linear(system, right, bounds=(0.0, np.inf)).x
     rest = system @ solution - right
     h = target - scale * rest[:-1] / rest[-1] / root
     # what rounding left
