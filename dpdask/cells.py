@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 DEFAULT_BINS = 20
+FEW_ROWS = 5.0  # for each possible cell of a joint histogram: with fewer, answers of its cells have no bound on the bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -35,6 +35,7 @@ from services.stores import (  # noqa: F401  # fixtures
 )
 from shelf import Shelf
 
+from dpdask.engine.account import open_ledger
 from dpdask.jobs import spec
 
 PRELOADED = [
@@ -124,6 +125,21 @@ def pytest_collection():
 def pytest_unconfigure():
     """Let the interpreter collect all of it at its end: some libraries report what is left."""
     atexit.register(gc.unfreeze)
+
+
+@pytest.fixture
+def here():
+    """Compute in this process, one task after the other."""
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path):
+    """Return the URL of a new ledger, with the dataset `people` and much ε."""
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
 
 
 @pytest.hookimpl(tryfirst=True)

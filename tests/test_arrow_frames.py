@@ -115,3 +115,20 @@ def test_what_is_no_table_is_refused_with_the_way_to_one(make, hint, rows):
     with pytest.raises(dpdask.SpecError, match="or an Arrow table, is expected") as refused:
         dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Histogram()).fit(make(rows))
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize("reference", ["known", "histogram"])
+def test_a_query_whose_rows_change_is_not_released_again(reference):
+    """The same noise on other values would tell them."""
+    database = duckdb.connect()
+    database.execute("create table t as select (range % 3 + 1)::bigint as stars from range(1000)")
+    given = database.table("t")
+    known = dpdask.Known(columns={"stars": {"probabilities": [0.3, 0.3, 0.4]}})
+    schema = dpdask.Schema(columns={"stars": SCHEMA.columns["stars"]})
+    chosen = known if reference == "known" else dpdask.Histogram()
+    with dpdask.DIP(schema, epsilon=1.0, reference=chosen).fit(given) as release:
+        first = release.transform(given)
+        assert release.transform(given).equals(first)
+        database.execute("update t set stars = 4 - stars")
+        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
+            release.transform(given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -31,10 +30,7 @@ CLIQUES = [["rating"], ["colour", "price"]]
 N_ROWS = 2000
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")

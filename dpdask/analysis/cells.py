@@ -16,7 +16,8 @@ from dpdask.analysis.inside import MODEL, NO_VARIANCE, NOT_TOLD, is_resolved, la
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import OpenedPoints, Points
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
-from dpdask.errors import InputError, SpecError
+from dpdask.cells import FEW_ROWS
+from dpdask.errors import InputError, SpecError, list_names
 from dpdask.inference.m_estimators import (
     WeightedSample,
     find_influence,
@@ -49,7 +50,6 @@ _INFLUENCES: Mapping[Any, Callable[[WeightedSample, Floats], Floats]] = {
 }
 _SURE = 6.0  # standard deviations of its noise that the variance of the features has at least
 _LARGER = "use other columns, or release with a larger epsilon"
-_FEW = 5.0  # rows for each possible cell
 _EVEN = "numbers were cut into declared cells: where many of these hold few rows, no bound on the bias is known to hold; with `bins: adaptive` there is one"
 _WIDTHS = "the bound on the bias is of the widths of the cells"
 _BOUNDS_HOLD = "bounds of shares, counts and quantiles hold them, those of means do not"
@@ -153,7 +153,7 @@ class JointCells(OpenedPoints):
         n_cells = math.prod(int(column["cells"]) for column in private)
         n_rows = float(self.content["n_rows"]["value"] or 0.0)
         is_even = any("levels" not in each and "means" not in each for each in private)
-        return is_even and n_rows < _FEW * n_cells
+        return is_even and n_rows < FEW_ROWS * n_cells
 
     @staticmethod
     def _leave_unbounded(answer: Callable[[], Result]) -> Result:
@@ -525,7 +525,7 @@ class OpenedTables(OpenedPoints):
         cliques: list[list[str]] = self.content["mechanism"]["cliques"]
         found = [clique for clique in cliques if set(names) <= set(clique)]
         if not found:
-            tables = ", ".join(" x ".join(clique) for clique in cliques[:6])
+            tables = list_names([" x ".join(clique) for clique in cliques], 6)
             raise SpecError(
                 "no released table has these columns",
                 ", ".join(names),

@@ -84,7 +84,8 @@ class OpenedRows(KeptColumns):
 
     A private column whose reference is made of the table's own rows keeps its distribution, so its own shares, means, quantiles and
     histograms are those of the released values. Its dependence on kept columns is corrected for its channel
-    (`dpdask.inference.ReleasedColumn`), and so is everything else of a column of levels with another reference.
+    (`dpdask.inference.ReleasedColumn`), and so is everything of a column of levels with another reference. Numbers are corrected by the
+    channel of their ranks (`inference.noisy_ranks`): in groups, as a response, and with another reference.
     """
 
     measures_levels: ClassVar[bool] = True
@@ -104,7 +105,7 @@ class OpenedRows(KeptColumns):
             "declare levels in the schema, or release with a reference `chain` or the mechanism `copula`",
         ),
         "slope": (
-            "a slope takes one private column, which has levels, and otherwise kept columns",
+            "a slope takes one private column, as the response if it has no levels, and otherwise kept columns",
             "use crosstab(), or the mechanism `copula`",
         ),
         "npmle": ("the release holds values, not ranges", "use share() or histogram()"),
@@ -178,6 +179,7 @@ class OpenedRows(KeptColumns):
                 if len(private) > 1 or not self._has_channel(private[0]):
                     raise self._refusal(question, *names)
                 self._check_no_dates(names)
+                self._check_no_texts(private)
                 return lambda: self._correct_slope(private[0], first, others)
         if private and self._n_reference is None and question in _AVERAGES:
             what = "its reference is a declared distribution or another table, which the released values lean to by an unknown amount"

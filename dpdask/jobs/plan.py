@@ -351,7 +351,9 @@ def plan_job(job: Job) -> Plan:
         refusing=tuple(name for name, column in private.items() if column.outside == "refuse"),
         date_bounds=tell_date_bounds(opened.work.codecs),
         kept=job.schema.kept,
-        dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
+        dropped=tuple(
+            filter(job.schema.is_dropped, dict.fromkeys([*job.schema.columns, *table.schema.names]))
+        ),
         guarantee=mechanism.description.guarantee(job.file.output.order),
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,

@@ -653,7 +653,7 @@ def load_installed(kind: str) -> None:
     Raises
     ------
     SpecError
-        If two packages offer it, or the package cannot be imported.
+        If two packages offer it, or the package cannot be used or registers no such mechanism.
     """
     found = _find_installed(kind)
     if kind in _registered or not found:

@@ -427,7 +427,11 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("homes, dip", ("fit", None, "rating"), "not weighted cells"),
     ("homes, dip", ("mean", "raitng"), "did you mean 'rating'"),
     ("homes, dip", ("mean", "price", "rating"), "only its own distribution is kept"),
-    ("homes, dip", ("slope", "years", "price"), "one private column, which has levels"),
+    (
+        "homes, dip",
+        ("slope", "years", "price"),
+        "one private column, as the response if it has no levels",
+    ),
     ("homes, dip", ("quantile", "price", 90), "lies between 0 and 1"),
     (
         "homes, dip",
@@ -450,7 +454,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
         ("to_pandas", ["rating", "twon"]),
         "column 'twon': no released column has this name; did you mean 'town'?",
     ),
-    ("homes, dip known", ("slope", "years", "price"), "which has levels, and otherwise kept"),
+    ("homes, dip known", ("slope", "years", "price"), "if it has no levels, and otherwise kept"),
     (
         "homes, dip",
         ("mean", "years", "rating"),

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import load, run_here, write_job
 from scipy import stats
 from strategies import zeros_and_a_tail
 
@@ -19,7 +20,9 @@ from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.results import Result
 from dpdask.analysis.rows import OpenedRows
 from dpdask.analysis.values import read_edges
+from dpdask.errors import SpecError
 from dpdask.inference import Estimate, least_squares
+from dpdask.jobs.plan import plan_job
 
 ALPHA = 1e-6
 REPEATS = 40
@@ -721,3 +724,29 @@ def test_a_slope_without_an_interval_says_why():
 def test_numbers_of_ranges_are_refused_for_one_reason(bins, bounds, what):
     with pytest.raises(dpdask.SpecError, match=what):
         read_edges(bins, bounds, "column 'x'")
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_declared_cells_with_few_rows_have_no_interval_and_the_plan_says_so(few, tmp_path):
+    rng = np.random.default_rng(3)
+    n = 2_000 if few else 20_000
+    levels = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4]}
+    schema = dict.fromkeys(("a", "b", "c")[: 3 if few else 1], levels)
+    frame = pd.DataFrame({name: rng.integers(1, 5, n) for name in schema})
+    frame["x"] = rng.normal(50.0, 10.0, n).clip(0.0, 100.0)
+    schema = {**schema, "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}
+    (tmp_path / "in").mkdir()
+    frame.to_parquet(tmp_path / "in" / "rows.parquet")
+    mechanism = {"kind": "histogram", "bins": 20}
+    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=mechanism)
+    assert any("will tell no interval" in each for each in plan_job(load(job)).warnings) == few
+    run_here(job)
+    opened = dpdask.open(str(tmp_path / "out"))
+    for found in (opened.mean("x"), opened.share("a"), opened.histogram("x", [0, 50, 100])):
+        assert any("declared cells" in limit for limit in found.limits) == few
+        if few:
+            with pytest.raises(SpecError, match="no bound on the bias is known"):
+                found.interval()
+        else:
+            low, high = found.interval()
+            assert np.all(low <= high)

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 
-import dask
 import duckdb
 import numpy as np
 import pandas as pd
@@ -55,10 +54,7 @@ def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", SIZES, schema=SCHEMA)
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def job(folder, source, mechanism=COPULA, **changed):

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -60,18 +59,7 @@ from dpdask.jobs.state import RunState
 from dpdask.mechanisms.card import Card
 from dpdask.page.render import describe_gain
 
-
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 CHAIN = {"kind": "chain", "fraction": 0.25, "by": "day"}  # the groups of later days are new to it

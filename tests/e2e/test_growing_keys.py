@@ -47,13 +47,6 @@ def _here(monkeypatch):
         yield
 
 
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
-
-
 def again(day, n_new=0):
     """Return the rows of a day in another order, and some that are new."""
     order = np.random.default_rng(5).permutation(N)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,7 +32,6 @@ from e2e.test_growing_jobs import dying
 from lakes.tables import commit, delete_positions, delete_rows, live_files, log_of, sql_catalog
 from pyiceberg.types import LongType
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.jobs.plan import plan_job
 from dpdask.mechanisms.card import Card
@@ -42,17 +40,7 @@ Changed = Callable[[Path], Any]
 CHANGED = "of the table changed rows that were released"
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def from_delta(folder, source, reference=KNOWN, **changed):

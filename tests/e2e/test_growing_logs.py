@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,7 +32,6 @@ from e2e.test_growing_jobs import POINTS, dying
 from lakes.tables import delete_rows, log_of, rewrite_files, sql_catalog
 from pyiceberg.expressions import And, EqualTo, LessThan
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.jobs.growing import Growth, rebase_job
 from dpdask.jobs.plan import plan_job
@@ -42,17 +40,7 @@ from dpdask.mechanisms.card import Card
 Lake = Any  # one of the two below
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @dataclass

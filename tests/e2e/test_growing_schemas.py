@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -30,23 +29,11 @@ from e2e.helpers import call_cli, error_line, load, run_here
 from e2e.test_growing_jobs import dying
 from e2e.test_growing_logs import Delta, Iceberg, output, rows_in
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import DataError, InputError, OutputError
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.schema import Schema
 
-
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def declare(made, columns=SCHEMA, **keys):
@@ -73,6 +60,7 @@ def test_a_new_column_of_the_source_changes_nothing(kind, how, tmp_path, url):
         declare(made, undeclared="drop")
     else:
         declare(made, {**SCHEMA, "note": {"role": "drop"}})
+    assert plan_job(load(made)).dropped == ("note",)
     run_here(made)
     assert rows_in(made) == [N, N]
     assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 2)

@@ -6,7 +6,6 @@ import json
 import shutil
 from dataclasses import replace
 
-import dask
 import deltalake
 import pyarrow as pa
 import pytest
@@ -29,7 +28,6 @@ from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import dying
 from pyiceberg.catalog import load_catalog
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.io.shards import count_committed
 from dpdask.io.table_logs import DeltaLog
@@ -39,17 +37,7 @@ from dpdask.jobs.run import abort, status
 DELTA = {"output__format": "delta"}
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

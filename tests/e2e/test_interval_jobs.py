@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import signal
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -67,10 +66,7 @@ def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", SIZES, schema=SCHEMA)
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def job(folder, source, designs=DESIGNS, **changed):

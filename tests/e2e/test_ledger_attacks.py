@@ -7,7 +7,6 @@ import os
 import shutil
 from typing import Any
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,22 +31,12 @@ KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
 N = 1000
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture
 def source(tmp_path):
     return written(tmp_path / "in", pa.int64())
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
 
 
 def written(folder, user, last=5):

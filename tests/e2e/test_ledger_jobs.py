@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 import sqlalchemy as sa
@@ -66,10 +65,7 @@ def job(source, tmp_path, out, url):
     return written(tmp_path, source, out, url)
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def written(folder, source, out, url, **changed):

@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -39,10 +38,7 @@ HISTOGRAM = {"kind": "histogram"}
 N = 1000
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +51,6 @@ def source(tmp_path_factory):
             pa.table({"who": who, "r": who % 5 + 1, "user": who // 4}), folder / f"{part}.parquet"
         )
     return folder
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
 
 
 def job(folder, source, url, **changed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import dask
 import pytest
 import sqlalchemy as sa
 from e2e.growing import HOLDOUT, add_day, at, grow, job, spent
@@ -38,10 +37,7 @@ TABLES = {"kind": "marginals", "cliques": [["rating"]]}
 LACKS = "this ledger lacks {} that the cards of the output name"
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

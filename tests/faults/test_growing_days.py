@@ -5,31 +5,19 @@ from __future__ import annotations
 import base64
 import signal
 
-import dask
 import pytest
 from e2e.growing import HOLDOUT, N, add_day, at, job, kept, kinds, list_digests, manifests, spent
 from e2e.helpers import run_here
 from faults.test_runs_in_stores import environment
 from services.stores import everything_ever_written
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, SpecError, TemporaryError
 from dpdask.jobs.run import abort
 
 SUMMARY = "_dpdask/series.json"  # with a ledger too, its cards are the same: no row of the days after the first is held out
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_drivers_race_for_a_day(drivers, tmp_path, url):

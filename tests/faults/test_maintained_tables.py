@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,24 +12,12 @@ from e2e.growing import N, at, kinds, list_digests, manifests, released, rows_of
 from e2e.helpers import run_here
 from e2e.test_growing_logs import Delta, Iceberg, output, rows_in, told
 
-from dpdask.engine.account import open_ledger
-
 KEY = ["day", "user"]
 EVENTS = {"kill": 3, "delete": 4, "merge": 6, "repeat": 8, "kill again": 9, "column": 10}
 KILLS = ("later-kept", "task-staged")
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def url(tmp_path):
-    made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(made).init("people", 100.0)
-    return made
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def deliver_again(day):

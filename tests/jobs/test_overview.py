@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import dask
 import pytest
 from e2e.growing import add_day
 from e2e.growing import job as growing_job
@@ -26,11 +25,7 @@ from dpdask.jobs import overview
 from dpdask.jobs.run import abort
 from dpdask.terminal.texts import make_table
 
-
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

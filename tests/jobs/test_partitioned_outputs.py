@@ -18,7 +18,6 @@ from e2e.growing import rows_of
 from e2e.helpers import call_cli, charging_entries, error_line, load, processes, run_here, write_job
 from hypothesis import given
 from hypothesis import strategies as st
-from pyiceberg.catalog import load_catalog
 
 import dpdask
 from dpdask.engine import partitions
@@ -60,24 +59,6 @@ def source(tmp_path):
     for number in range(3):
         pq.write_table(table(300, number), folder / f"part-{number}.parquet", row_group_size=100)
     return folder
-
-
-@pytest.fixture
-def place(tmp_path):
-    (tmp_path / "lake").mkdir()
-    return {
-        "name": "lake",
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": (tmp_path / "lake").as_uri(),
-    }
-
-
-@pytest.fixture
-def catalog(place):
-    found = load_catalog(**place)
-    found.create_namespace("db")
-    return found
 
 
 def written(folder, source, by=("day", "city"), **changes):

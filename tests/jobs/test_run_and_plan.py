@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import dask
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -37,10 +36,7 @@ KNOWN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _here():
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

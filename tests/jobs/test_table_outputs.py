@@ -25,7 +25,6 @@ from e2e.helpers import (
     run_here,
     write_job,
 )
-from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
@@ -52,24 +51,6 @@ def source(tmp_path):
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "lake" / "out"
-
-
-@pytest.fixture
-def place(tmp_path):
-    (tmp_path / "lake").mkdir()
-    return {
-        "name": "lake",
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": (tmp_path / "lake").as_uri(),
-    }
-
-
-@pytest.fixture
-def catalog(place):
-    found = load_catalog(**place)
-    found.create_namespace("db")
-    return found
 
 
 def write_delta(folder, source, out, mode="error", **changes):

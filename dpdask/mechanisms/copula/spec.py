@@ -335,11 +335,8 @@ class CopulaDescription(NoisyTablesDescription):
             NoisyTablesDescription.expectations(self, columns),
             len(self.mechanism.schema.rules),
         )
-        return (
-            (*found, f"every record keeps the {n} {'rule' if n == 1 else 'rules'} of the schema")
-            if n
-            else found
-        )
+        kept = f"every record keeps the {n} {'rule' if n == 1 else 'rules'} of the schema"
+        return (*found, kept) if n else found
 
     def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""

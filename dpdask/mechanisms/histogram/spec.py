@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
-from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins
+from dpdask.cells import DEFAULT_BINS, FEW_ROWS, CutColumns, FoundBins
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column, describe_bins
@@ -463,6 +463,10 @@ def list_warnings(
             )
             sentence += (
                 f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
+            )
+        if continuous and n_rows < FEW_ROWS * n:
+            sentence += (
+                "; `dpdask.open` will tell no interval of means, shares, counts and quantiles"
             )
         said.append(sentence + ".")
     cut = planned.cut(n_rows)
