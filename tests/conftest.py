@@ -21,6 +21,7 @@ from botocore.loaders import JSONFileLoader
 from distributed.utils import get_mp_context
 from e2e.helpers import processes, spare_the_disk
 from faults.drivers import serving
+from few import choose_few
 from hypothesis import settings
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
@@ -161,27 +162,6 @@ def pytest_collection_modifyitems(items):
         for number, item in enumerate(cases):
             if number not in few:
                 item.add_marker(mark.kwargs.get("rest", "more"))
-
-
-def choose_few(cases, n_cases=None):
-    """Return the numbers of the cases of a test that are in the default set.
-
-    Parameters
-    ----------
-    cases
-        Which value each parameter has.
-    n_cases
-        How many cases are wanted: they are evenly spaced. If not given, there are as few as hold each value of each parameter.
-    """
-    if n_cases is not None:
-        return {number * len(cases) // n_cases for number in range(n_cases)}
-    chosen: set[int] = set()
-    missing = {value for case in cases for value in case.items()}
-    while missing:
-        best = max(range(len(cases)), key=lambda number: len(missing & cases[number].items()))
-        chosen.add(best)
-        missing -= cases[best].items()
-    return chosen
 
 
 @pytest.fixture(scope="session", autouse=True)

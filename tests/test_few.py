@@ -1,11 +1,11 @@
-"""Which cases of a test the test command runs: `choose_few` in conftest.py."""
+"""Which cases of a test the test command runs: `few.py`."""
 
 from __future__ import annotations
 
 from itertools import product
 
 import pytest
-from conftest import choose_few
+from few import choose_few
 
 
 @pytest.mark.parametrize(

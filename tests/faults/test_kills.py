@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import choose_few
 from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, hidden, lake, run_here, write_job
 from faults.driver import MECHANISMS as DRAWING
 from faults.driver import POINTS
+from few import choose_few
 from pyiceberg.catalog import load_catalog
 from services.stores import everything_ever_written
 

@@ -32,8 +32,6 @@ from dpdask.privacy.events import (
 from dpdask.privacy.ledger import DATASETS, ENTRIES, Charge, Ledger, digest_of, sum_charges
 from dpdask.privacy.ledger_entries import FREE
 
-pytest_plugins = ("privacy.ledger_worker",)
-
 HALF = Charge(
     epsilon=0.5,
     delta=2.0**-30,

@@ -14,8 +14,6 @@ from dpdask.privacy.ledger import ENTRIES, Charge, KeyTable, Ledger, LedgerStore
 from dpdask.privacy.ledger_changes import Claim, change_limit, copy_ledger, import_claim
 from dpdask.privacy.ledger_entries import Entry, count_series
 
-pytest_plugins = ("privacy.ledger_worker",)
-
 
 def rows(epsilon, unit="row", series=None):
     event = LocalRelease(epsilon=epsilon, unit=unit)

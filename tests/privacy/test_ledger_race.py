@@ -12,8 +12,6 @@ from privacy.ledger_worker import CHARGE, run_phases
 from dpdask.errors import BudgetError
 from dpdask.privacy.ledger import Charge, Ledger
 
-pytest_plugins = ("privacy.ledger_worker",)
-
 N_WORKERS = 6
 SIZES = [
     (24, 14),
