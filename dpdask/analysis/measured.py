@@ -99,7 +99,7 @@ class MeasuredAnswers:
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile; see `Points.quantile`."""
         scale = self.dates.get(name)
-        value, low, high = self.column.quantile(q, 1.0)
+        value = self.column.quantile(q)[0]
         if math.isnan(value):
             raise _too_few(name)
 
@@ -108,12 +108,10 @@ class MeasuredAnswers:
             low, high = (in_units(scale, end, 0.0, 0.0)[0] for end in ends)
             return low, high
 
-        estimate, error, bias = in_units(scale, value, (high - low) / 2.0, 0.0)
         limits = (*self.limits, *([WITHOUT_NULLS] if self.column.is_null.any() else []))
         return Result(
-            estimate=estimate,
-            standard_error=error if high > low else None,
-            bias_bound=bias,
+            estimate=in_units(scale, value, 0.0, 0.0)[0],
+            standard_error=None,  # half of the interval by ranks would be up to twice the spread
             limits=limits,
             find_ends=find_ends,
         )
