@@ -9,7 +9,8 @@ with `--runs 0`, writes its table.
 A population is fixed. In each run rows are drawn from it anew, a job releases them with a seed of its own, the output is opened, and all questions
 are asked. A cell is a release (mechanism, reference, channel), a table and a question. It ends as a refusal with its reason, or with
 
-- *coverage*: the share of intervals that hold the population's value; of a Series or a frame the least one of its numbers;
+- *coverage*: the share of intervals that hold the population's value; of a Series or a frame the least one of its numbers, but the average over
+  its numbers where `limits` say that the intervals hold on average;
 - *width*: the half-width of the interval over the 95 % point of the absolute error;
 - *error*: the root mean square of the standard error over the standard deviation of the estimate; both are medians over the numbers of an answer.
 
@@ -52,6 +53,9 @@ MAX_ROWS = 5
 LEAST, WIDEST, ERRORS = 0.93, 2.0, (0.8, 1.25)
 ALPHA = 1e-4  # of a wrong verdict on a cell that just holds
 BOUNDED = "bounded rows"  # what `limits` say of units
+ON_AVERAGE = (
+    "hold on average"  # and where intervals hold the truth on average over the numbers of an answer
+)
 
 TOWNS, KINDS = ["A", "B", "C"], ["flat", "house", "other"]
 _LEVELS = {"town": TOWNS, "kind": KINDS, "years": [1, 2, 3, 4], "rating": [1.0, 2.0, 3.0, 4.0, 5.0]}
@@ -560,6 +564,7 @@ class Answer:
     error: np.ndarray  # NaN where no standard error is known
     low: np.ndarray
     high: np.ndarray
+    on_average: bool = False  # whether it says that its intervals hold on average over the numbers
 
 
 Asked = Answer | str  # a refusal says why
@@ -591,7 +596,9 @@ def answer(
     scale = n_rows if question.counts else 1.0
     if question.counts and found.of_table:
         scale = float(opened.to_pandas(["user_weight"])["user_weight"].sum())
-    return Answer(truth, *(part / scale for part in (parts[0], errors.ravel(), parts[1], parts[2])))
+    on_average = any(ON_AVERAGE in limit for limit in found.limits)
+    parts = [part / scale for part in (parts[0], errors.ravel(), parts[1], parts[2])]
+    return Answer(truth, *parts, on_average=on_average)
 
 
 def count_rows_of(opened: Any) -> int:
@@ -615,6 +622,7 @@ class Cell:
     error: float = math.nan
     answered: float = 0.0  # the share of the runs, and of the numbers
     asked: int = 0  # how many runs there were, with those that had no answer
+    on_average: int = 0  # whether most answers promise the average, and not each number
 
 
 def measure(answers: Sequence[Asked], **names: Any) -> Cell:
@@ -663,6 +671,7 @@ def measure(answers: Sequence[Asked], **names: Any) -> Cell:
             error=float(np.nanmedian(errors)),
             answered=float(known.mean()) * len(told) / runs,
             asked=runs,
+            on_average=int(np.mean([each.on_average for each in told]) > 0.5),
         )
 
 
@@ -674,8 +683,9 @@ def judge(cell: Cell) -> str:
     # a standard deviation of n normal numbers has a relative error of 1 / sqrt(2 n)
     doubt = math.exp(-stats.norm.ppf(ALPHA) / math.sqrt(2.0 * cell.runs))
     wrong = []
-    if cell.coverage < least:
-        wrong.append(f"covers {cell.coverage:.2f}")
+    covered = cell.average if cell.on_average else cell.coverage
+    if covered < least:
+        wrong.append(f"covers {covered:.2f}")
     if cell.width > WIDEST * doubt:
         wrong.append(f"{cell.width:.1f} times as wide as its error")
     if not math.isnan(cell.error) and not ERRORS[0] / doubt <= cell.error <= ERRORS[1] * doubt:

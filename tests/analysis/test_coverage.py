@@ -185,6 +185,8 @@ def make_cell(**changes):
         ({}, ""),
         ({"coverage": 0.90}, ""),  # by chance
         ({"coverage": 0.80}, "covers 0.80"),
+        ({"coverage": 0.80, "on_average": 1}, ""),
+        ({"coverage": 0.70, "average": 0.80, "on_average": 1}, "covers 0.80"),
         ({"coverage": 1.0, "width": 3.0}, "3.0 times as wide as its error"),
         ({"error": 0.5}, "standard error 0.50 of the spread"),
         ({"error": 2.0}, "standard error 2.00 of the spread"),
