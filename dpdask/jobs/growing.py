@@ -184,7 +184,7 @@ class Growth:
         """Return the rows that a table's log has added since the newest release."""
         job, place = self.job, kept.place or self.read_place()
         released = {file.url: ReleasedFile(file.version, file.n_rows) for file in kept.files}
-        n_deleting = n_ignored = 0
+        n_deleting, n_ignored = kept.n_deleting, kept.n_ignored
         while True:
             table, followed = discover_added(
                 job.input_url, job.schema, lake, place, job.growing.changed, released, until
@@ -193,9 +193,8 @@ class Growth:
             if table.fragments or not followed.more:
                 break
             place = Place(table.table, followed.until)
-        declared = kept.place.version if kept.place is not None and kept.is_declared else None
         self.followed = replace(
-            followed, n_deleting=n_deleting, n_ignored=n_ignored, declared=declared
+            followed, n_deleting=n_deleting, n_ignored=n_ignored, declared=kept.declared
         )
         if not n_ignored:
             return table
@@ -231,6 +230,23 @@ class Growth:
         rows = None if opened.public_rows is None else compared.table.n_rows
         source = replace(opened.source, fragments=compared.table.fragments)
         return replace(opened, table=compared.table, source=source, public_rows=rows)
+
+    def is_behind(self) -> bool:
+        """Return whether the table's log was followed further than the record of the series tells."""
+        kept, followed = self.read_kept(), self.followed
+        if kept is None or followed is None:
+            return False
+        return kept.place is None or kept.place.version != followed.until
+
+    def advance(self, table: InputTable) -> None:
+        """Keep up to where the table's log was followed if nothing is new; it may be cleaned up to there afterwards.
+
+        The caller holds the lock.
+        """
+        kept, followed = self.read_kept(), self.followed
+        if kept is not None and followed is not None and self.is_behind():
+            manifest = self.read_manifest(self.number - 1)
+            self.state.kept.write(kept.advance(table, followed), manifest)
 
     def check_alike(self, opened: JobTable, progress: Progress | None) -> None:
         """Check that no new file holds the rows of a released one, unless a key tells that, or they are paid for."""

@@ -141,11 +141,13 @@ def _digest(
 
 def _leave_out(table: InputTable, sizes: Sequence[int], gone: NDArray[np.bool_]) -> InputTable:
     """Return a table without some rows, and without fragments that have no other."""
-    left, start = list[Fragment](), 0
+    # of fragments that stay: a run that goes on has no others
+    left, masks, start = list[Fragment](), list[NDArray[np.bool_]](), 0
     for fragment, size in zip(table.fragments, sizes, strict=True):
         own, start = gone[start : start + size], start + size
         if own.all():
             continue
+        masks.append(own)
         if own.any():
             deleted = unpack(fragment.deleted, 0, size + count_deleted(fragment.deleted))
             deleted[np.flatnonzero(~deleted)[own]] = True
@@ -153,5 +155,6 @@ def _leave_out(table: InputTable, sizes: Sequence[int], gone: NDArray[np.bool_])
             fragment = replace(fragment, deleted=pack(deleted), n_rows=n_rows)
         left.append(replace(fragment, number=len(left)))
     n_files = len({fragment.url for fragment in left})
-    skipped = blake2b(np.packbits(gone).tobytes(), digest_size=16).hexdigest() if gone.any() else ""
+    mask = np.concatenate([np.zeros(0, dtype=np.bool_), *masks])
+    skipped = blake2b(np.packbits(mask).tobytes(), digest_size=16).hexdigest() if mask.any() else ""
     return replace(table, fragments=tuple(left), n_files=n_files, skipped=skipped)

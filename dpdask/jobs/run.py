@@ -211,6 +211,12 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
         number, unfinished = growth.number, state.find_unfinished(job.digest)
         opened = growth.open_next(unfinished)
         if number and not opened.table.fragments:
+            # a failure is left to the next run
+            if unfinished is None and growth.is_behind():
+                with suppress(DpdaskError), state.records.lock():
+                    if not growth.is_changed() and state.peek() is None:
+                        growth.advance(opened.table)
+                        state.remove_rest()
             nothing = Manifest(job=job.digest, shards=(), card_sha256="")
             left_out = opened.table.left_out
             return outcome or Outcome(
@@ -293,7 +299,8 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
                 state.remove()  # no trace of a run that has not begun
             raise
     job, opened = attempt.job, attempt.opened
-    if job.growing.row_key is not None and not opened.table.fragments:
+    if attempt.growth and job.growing.row_key is not None and not opened.table.fragments:
+        attempt.growth.advance(opened.table)
         state.remove_rest()
         nothing = Manifest(job=job.digest, shards=(), card_sha256="")
         return Outcome(status="nothing new", output=job.output_url, manifest=nothing)

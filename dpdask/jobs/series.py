@@ -74,8 +74,11 @@ class Kept:
     # Up to where a Delta or Iceberg table was released; None of plain files, and in a record of
     # format 1.
     place: Place | None = None
-    # Whether the owner has declared that all rows up to there are released, since the release.
-    is_declared: bool = False
+    # Up to which version the owner has declared all rows released, since the release.
+    declared: int | None = None
+    # How many commits between the release and the place deleted rows, and how many were ignored.
+    n_deleting: int = 0
+    n_ignored: int = 0
     # Up to where tables were released that `rebase` has left for others.
     left: tuple[Place, ...] = ()
 
@@ -97,13 +100,24 @@ class Kept:
         """Return the record with the files of the next release; its size and its fitted release are not known yet."""
         files = (*self.files, *list_files(table.fragments, len(self.sizes)))
         place = Place(table.table, table.version) if table.table else None
-        return dataclasses.replace(self, files=files, place=place, is_declared=False)
+        return dataclasses.replace(
+            self, files=files, place=place, declared=None, n_deleting=0, n_ignored=0
+        )
+
+    def advance(self, table: InputTable, followed: Followed) -> Kept:
+        """Return the record after a table's log was followed further, and nothing was new."""
+        return dataclasses.replace(
+            self,
+            place=Place(table.table, followed.until),
+            n_deleting=followed.n_deleting,
+            n_ignored=followed.n_ignored,
+        )
 
     def declare(self, place: Place, before: Place) -> Kept:
         """Return the record after all rows up to a place were declared as released; `before` is where the series was."""
         left = tuple(each for each in self.left if each.table not in (place.table, before.table))
         left += (before,) if before.table not in ("", place.table) else ()
-        return dataclasses.replace(self, place=place, is_declared=True, left=left)
+        return dataclasses.replace(self, place=place, declared=place.version, left=left)
 
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
@@ -125,6 +139,8 @@ class Kept:
         )
         sizes = tuple(Size(**size) for size in content["sizes"])
         place = None if place is None else Place(*place)
+        if content.pop("is_declared", False) and place is not None:  # as earlier versions wrote it
+            content["declared"] = place.version
         left = tuple(Place(*each) for each in content.pop("left", ()))
         return cls(**{**content, "files": files, "sizes": sizes, "place": place, "left": left})
 
