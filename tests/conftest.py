@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -148,6 +149,10 @@ def pytest_collection_modifyitems(items):
     """Leave out, by default, what is the same with other parameters."""
     with_few: dict[str, list[pytest.Item]] = {}
     for item in items:
+        for mark in item.iter_markers("matrix"):
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            names = {name: getattr(value, "__name__", value) for name, value in given.items()}
+            item.user_properties.append(("matrix", [text.format(**names) for text in mark.args]))
         for mark in item.iter_markers("slow_with"):
             if any(words in item.callspec.id for words in mark.args):
                 item.add_marker(pytest.mark.slow)
@@ -162,6 +167,26 @@ def pytest_collection_modifyitems(items):
         for number, item in enumerate(cases):
             if number not in few:
                 item.add_marker(mark.kwargs.get("rest", "more"))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the matrix of faults, if it was asked for: of each cell, how many of its tests passed."""
+    if "matrix" not in config.option.markexpr:
+        return
+    rows: dict[str, dict[str, Counter[str]]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            for name, words in getattr(report, "user_properties", ()):
+                if name == "matrix":
+                    row = rows.setdefault(words[0], {})
+                    row.setdefault(words[1] if words[1:] else "", Counter())[outcome] += 1
+    if rows:
+        terminalreporter.section("the matrix of faults")
+    for fault, cells in sorted(rows.items()):
+        terminalreporter.write_line(fault, bold=True)
+        for cell, counts in sorted(cells.items()):
+            told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+            terminalreporter.write_line(f"    {cell:40} {told}".rstrip())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -226,6 +226,7 @@ def test_a_scheduler_that_is_silent_is_given_up_in_time(tls, tmp_path):
             pass
 
 
+@pytest.mark.matrix("host cut off", "{where}, {seconds} s")
 @pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not())
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "where"), [(2, "local"), (60, "local"), (60, "radosgw")])

@@ -289,6 +289,7 @@ def leave(server, name, job):
     server.clusters[name] = {**kind, "metadata": metadata, "spec": {}}
 
 
+@pytest.mark.matrix("machine lost", "the pod of a driver")
 def test_a_run_removes_its_cluster_and_what_a_killed_pod_of_its_job_has_left(job, tmp_path):
     with kubernetes.serving(tmp_path) as (server, environment):
         leave(server, "dpdask-killed", "dpdask-run")
@@ -304,6 +305,7 @@ def test_a_run_removes_its_cluster_and_what_a_killed_pod_of_its_job_has_left(job
         assert set(server.clusters) == {"dpdask-other"}
 
 
+@pytest.mark.matrix("SIGTERM", "Kubernetes")
 def test_a_driver_that_is_terminated_removes_its_cluster(job, tmp_path):
     with kubernetes.serving(tmp_path) as (server, environment):
         words = command("run", job, "--set", "cluster.patience_minutes=10")

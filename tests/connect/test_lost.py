@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.matrix("cluster lost", "{what}")
 @pytest.mark.more
 @pytest.mark.parametrize(("what", "strike", "stage"), CASES)
 def test_what_is_lost_is_temporary(what, strike, stage, tmp_path):

@@ -80,6 +80,7 @@ def charged_job(folder, source, address, **changes):
     ), place
 
 
+@pytest.mark.matrix("worker frozen")
 def test_a_frozen_worker_is_named_and_the_job_runs_once_it_answers(cluster, source, tmp_path):
     address, client, _ = cluster
     frozen = add_worker(cluster, tmp_path / "frozen.log", "--name", "number-two")
@@ -105,6 +106,7 @@ def test_a_frozen_worker_is_named_and_the_job_runs_once_it_answers(cluster, sour
     assert describe(client) == before
 
 
+@pytest.mark.matrix("worker without dpdask")
 def test_a_worker_without_dpdask_is_told_of_and_may_join_afterwards(
     cluster, open_store, source, tmp_path, monkeypatch
 ):
@@ -146,6 +148,7 @@ def test_a_worker_without_dpdask_is_told_of_and_may_join_afterwards(
             assert describe(client) == before
 
 
+@pytest.mark.matrix("SIGTERM", "a scheduler of others")
 def test_a_driver_that_is_terminated_leaves_the_scheduler_as_it_was(
     cluster, open_store, source, tmp_path, monkeypatch
 ):

@@ -131,6 +131,7 @@ def check_private(folder):
     assert not any(b"PRIVATE KEY" in words for words in commands)
 
 
+@pytest.mark.matrix("SIGTERM", "SLURM")
 @needs_slurm
 def test_a_driver_that_is_terminated_leaves_no_job_and_no_certificate(environment, tmp_path):
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)

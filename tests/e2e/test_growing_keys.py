@@ -150,6 +150,7 @@ def test_each_release_may_be_charged_in_full(unit, expected, tmp_path, url):
     assert told(made, 2)["epsilon"] == expected
 
 
+@pytest.mark.matrix("driver killed", "growing, row_key")
 @pytest.mark.parametrize("day", [0, 1])
 @pytest.mark.parametrize("point", ["fitted", "kept", "before-commit", "uncommitted", "removed"])
 def test_a_killed_release_keeps_its_keys(day, point, tmp_path, url, seeded_ledgers):
@@ -167,6 +168,8 @@ def test_a_killed_release_keeps_its_keys(day, point, tmp_path, url, seeded_ledge
         pa.concat_tables([rows_of(day), *([again(0).slice(0, 30)] if day else [])]),
         source / f"day-{day}.parquet",
     )
+    if day:  # a whole file that is left out
+        pq.write_table(again(0), source / "again.parquet")
     run_here(quiet)
     with dying(point):
         run_here(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,6 +312,29 @@ def test_a_gap_is_named_and_rebase_goes_on(kind, tmp_path, url):
     assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
 
 
+@pytest.mark.matrix("rebase killed", "{point}")
+@pytest.mark.parametrize("point", ["rebasing", "rebased", "rebase-ended"])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_rebase_that_is_killed_is_done_or_not(point, repeated, drivers, tmp_path, url):
+    lake = Delta(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url))
+    lake.add(0)
+    run_here(made)
+    lake.add(1)
+    words = ("rebase", made, "--at", lake.version)
+    assert drivers.run(*words, point=point)[0] == -signal.SIGKILL
+    if repeated:
+        assert drivers.run(*words)[0] == 0
+    done = repeated or point != "rebasing"
+    assert run_here(made).status == ("nothing new" if done else "released")
+    assert not hidden(output(made)).exists()
+    lake.add(2)
+    run_here(made)
+    assert rows_in(made) == [N] * (2 if done else 3)
+    assert told(made, 1)["declared_version"] == (words[3] if done else None)
+    assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * (2 if done else 3))
+
+
 def test_rebase_says_what_it_is_for(tmp_path):
     lake = Delta(tmp_path / "lake")
     lake.add(0)
@@ -395,6 +419,7 @@ def test_a_series_of_an_earlier_version_goes_on(kind, tmp_path, url):
     assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
 
 
+@pytest.mark.matrix("driver killed", "growing, {kind}, then compaction")
 @LAKES
 @pytest.mark.few(3)
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 
 import pytest
 import sqlalchemy as sa
@@ -85,6 +86,7 @@ KINDS = {
 }
 
 
+@pytest.mark.matrix("ledger restored", "{kind}")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_refused_until_its_release_is_imported(kind, tmp_path, url, backup):
     made = written(tmp_path, url, **KINDS[kind])
@@ -155,6 +157,7 @@ def test_a_release_whose_driver_died_before_it_told_the_ledger(tmp_path, url, ba
     assert [entry.kind for entry in open_ledger(url).show("ratings").entries] == ["import"]
 
 
+@pytest.mark.matrix("ledger restored", "growing, {format_}")
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
 def test_a_series_goes_on_after_a_restore(format_, tmp_path, url, file):
     """The dataset allows the series and nothing more, so that it cannot go on if a release was counted twice."""
@@ -185,6 +188,28 @@ def test_a_series_goes_on_after_a_restore(format_, tmp_path, url, file):
     assert call_cli("ledger", "import", "--url", url, newest).returncode == 0
     with pytest.raises(InputError, match="lacks"):
         run_here(made)
+
+
+@pytest.mark.matrix("import killed", "{point}")
+@pytest.mark.parametrize("point", ["importing", "import-unwritten", "imported"])
+def test_an_import_that_is_killed_is_repeated(point, drivers, tmp_path, url, file):
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url))
+    empty = file.read_bytes()
+    grow(made, source, range(3))
+    file.write_bytes(empty)
+    assert drivers.run("ledger", "import", "--job", made, point=point)[0] == -signal.SIGKILL
+    n_recorded = 2 if point == "imported" else 1
+    entries = open_ledger(url).show("people").entries
+    assert [entry.kind for entry in entries] == ["import"] * n_recorded
+    assert open_ledger(url).verify("people") == n_recorded
+    with pytest.raises(InputError, match="lacks"):
+        run_here(made)
+    done = call_cli("ledger", "import", "--job", made)
+    assert f"recorded, {n_recorded} known already" in done.stdout
+    assert (done.returncode, spent(url)) == (0, 1.0)
+    assert [entry.kind for entry in open_ledger(url).show("people").entries] == ["import"] * 3
+    assert run_here(made).status == "nothing new"
 
 
 def test_a_driver_that_was_charged_meanwhile_is_no_rollback(tmp_path, url, monkeypatch):
@@ -383,6 +408,7 @@ def test_a_card_holds_no_digest_of_what_was_fitted(tmp_path, url):
     assert set(card.ledger.series) == {"id", "previous", "head"}
 
 
+@pytest.mark.matrix("ledger restored", "in a store, growing: {growing}")
 @pytest.mark.parametrize("growing", [False, True], ids=["once", "growing"])
 def test_releases_in_a_store(growing, open_store, tmp_path, url, backup):
     with open_store("radosgw") as store:

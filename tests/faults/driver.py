@@ -41,6 +41,7 @@ from dpdask.mechanisms.dip.tree import TreeMechanism
 from dpdask.mechanisms.histogram.spec import HistogramMechanism
 from dpdask.mechanisms.interval.spec import RandomRangesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism
+from dpdask.privacy import ledger, ledger_changes
 
 Strike = Callable[[], None]
 MECHANISMS = (
@@ -204,6 +205,12 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "later-half-moved": lambda s: at(Path, "replace", s, nth=2),
     "later-carded": lambda s: at(Folder, "put_new", s, after=False, when=later_manifest),
     "later-manifest": lambda s: at(Folder, "put_new", s, when=later_manifest),
+    "rebasing": lambda s: at(KeptFolder, "write", s, after=False),  # of `rebase`
+    "rebased": lambda s: at(KeptFolder, "write", s),
+    "rebase-ended": lambda s: at(RunState, "remove_rest", s),
+    "importing": lambda s: at(ledger_changes, "import_claim", s, nth=2, after=False),  # of `import`
+    "import-unwritten": lambda s: at(ledger, "_append", s, nth=2),
+    "imported": lambda s: at(ledger_changes, "import_claim", s, nth=2),
     "counts-kept": keep_counts_soon,
     "counted": lambda s: at(fit, "scan", s),
     "noise-kept": lambda s: at(fit, "_keep_drawn", s),  # of jobs that draw central noise

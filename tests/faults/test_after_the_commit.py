@@ -253,6 +253,7 @@ def allow(bucket, *actions, delete=""):
 READS = ("GetObject", "ListBucket", "GetBucketVersioning", "ListBucketVersions")
 
 
+@pytest.mark.matrix("no right to delete", "growing: {growing}")
 @pytest.mark.parametrize("growing", [False, True], ids=["once", "growing"])
 def test_without_the_right_to_delete_a_run_is_refused_before_the_charge(
     growing, open_store, tmp_path, source, url

@@ -87,6 +87,7 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+@pytest.mark.matrix("worker killed", "in each stage")
 @pytest.mark.slow
 def test_killed_in_every_stage(cluster, tmp_path):
     source = lake(tmp_path / "in", [100_000] * 10, row_group=10_000, schema=RATINGS_SCHEMA)
@@ -119,6 +120,7 @@ def test_killed_in_every_stage(cluster, tmp_path):
     assert not hidden(tmp_path / "out").exists()
 
 
+@pytest.mark.matrix("worker killed", "by a segfault")
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnhandledThreadExceptionWarning"

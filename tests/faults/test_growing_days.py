@@ -20,6 +20,7 @@ SUMMARY = "_dpdask/series.json"  # with a ledger too, its cards are the same: no
 pytestmark = pytest.mark.usefixtures("here")
 
 
+@pytest.mark.matrix("second driver", "growing")
 def test_drivers_race_for_a_day(drivers, tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url))
@@ -34,6 +35,7 @@ def test_drivers_race_for_a_day(drivers, tmp_path, url):
     assert spent(url) == 1.0
 
 
+@pytest.mark.matrix("driver killed", "growing, {output} in a store")
 @pytest.mark.more
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ledger", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -133,6 +135,7 @@ def test_a_day_in_a_store_is_aborted(open_store, drivers, tmp_path, url):
         assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
 
 
+@pytest.mark.matrix("stale listing", "growing, {output} in a store")
 @pytest.mark.more
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 def test_days_that_a_listing_hides(output, open_store, tmp_path, url):

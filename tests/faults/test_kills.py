@@ -233,6 +233,7 @@ def start(
         store.__exit__(None, None, None)
 
 
+@pytest.mark.matrix("driver killed", "{mechanism}, {output}")
 @pytest.mark.parametrize(("mechanism", "output", "point"), cases())
 def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
     mechanism, output, point, start, quiet
@@ -283,6 +284,7 @@ def terminations():
     ]
 
 
+@pytest.mark.matrix("SIGTERM", "{output}, {strike}")
 @pytest.mark.parametrize(
     "strike",
     ["terminate", pytest.param("terminate again and again", marks=pytest.mark.more)],
@@ -309,6 +311,7 @@ def _find_owner(hidden):
     return json.loads(hidden.read(last[0]))["owner"] if last else None
 
 
+@pytest.mark.matrix("driver killed in each stage", "{mechanism}, {output}")
 @pytest.mark.slow
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("mechanism", MECHANISMS)

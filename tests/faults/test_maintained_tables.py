@@ -112,7 +112,8 @@ def go_on(drivers, job):
     assert code == 0, said
 
 
-@pytest.mark.few
+@pytest.mark.matrix("{event}", "{kind}, {unit}, {policy}")
+@pytest.mark.few(10)
 @pytest.mark.parametrize("kind", [Delta, Iceberg])
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
@@ -145,6 +146,8 @@ def test_what_is_done_to_a_table_changes_no_byte_and_no_charge(event, pair, driv
     pair.check()
 
 
+@pytest.mark.timeout(3000)  # a job a day, on machines that are shared
+@pytest.mark.matrix("30 days of it all", "{kind}, {unit}, {policy}")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Delta, Iceberg])
 @pytest.mark.parametrize("unit", UNITS)

@@ -260,6 +260,7 @@ def quiet(source, tmp_path_factory):
     ]
 
 
+@pytest.mark.matrix("{fault}", "{name}, {format_}")
 @pytest.mark.few(3)
 @pytest.mark.usefixtures("seeded_ledgers")
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_a_sign_of_life_written_last_is_removed(store, source, tmp_path):
     assert beside.names() == []
 
 
+@pytest.mark.matrix("second driver", "a race, {name}")
 @pytest.mark.parametrize(
     "races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
@@ -146,6 +147,7 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
     check_released(store.folder, quiet, keys)
 
 
+@pytest.mark.matrix("machine lost", "the ledger has the key")
 @pytest.mark.more
 def test_with_a_ledger_any_machine_goes_on(store, drivers, source, tmp_path, monkeypatch):
     place = make_ledger(tmp_path)
@@ -432,6 +434,7 @@ def test_a_driver_whose_release_another_one_has_ended_ends_well(
     assert store.folder.sibling(".", ".dpdask").names() == []
 
 
+@pytest.mark.matrix("machine lost", "with the key, ledger: {with_ledger}")
 @pytest.mark.parametrize("with_ledger", [False, True], ids=["a lost home", "a lost ledger"])
 def test_a_run_whose_key_is_lost_is_ended_by_force(
     with_ledger, store, drivers, source, quiet, keys, tmp_path, monkeypatch
@@ -495,6 +498,7 @@ def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
     check_released(store.folder, quiet, tmp_path / "nowhere")
 
 
+@pytest.mark.matrix("driver frozen", "{point}")
 @pytest.mark.parametrize(
     "point",
     [

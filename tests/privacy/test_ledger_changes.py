@@ -196,6 +196,7 @@ def _import(url, numbers, gate):
         )
 
 
+@pytest.mark.matrix("racing imports", "{url}")
 def test_racing_imports_record_once(ledger, url):
     """Eight processes, each with all the claims in another order: four runs, with two charges each."""
     fork = multiprocessing.get_context("fork")
