@@ -703,3 +703,30 @@ def test_no_public_class_name_means_two_things():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 named.setdefault(node.name, []).append(source.module)
     assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}
+
+
+FIXTURE = re.compile(r"^@pytest\.fixture\b[^\n]*\ndef (\w+)", re.MULTILINE)
+OF_A_CONFTEST = re.compile(r"^\s*(?:from|import) (?:\w+\.)*conftest\b", re.MULTILINE)
+
+
+def hidden_fixtures(texts):
+    """Return the fixtures of helpers that the conftest of all tests hides: those that no nearer conftest names."""
+    ours = set(FIXTURE.findall(texts[Path("conftest.py")]))
+    return {
+        (str(path), name)
+        for path, text in texts.items()
+        if not path.name.startswith(("test_", "conftest"))
+        for name in ours.intersection(FIXTURE.findall(text))
+        if not re.search(rf"\b{name}\b", texts.get(path.with_name("conftest.py"), ""))
+    }
+
+
+def test_no_fixture_hides_another_and_a_conftest_is_not_imported():
+    """Of two folders, `conftest` is whichever Python finds first."""
+    tests = Path(__file__).parent
+    texts = {path.relative_to(tests): path.read_text() for path in tests.rglob("*.py")}
+    assert hidden_fixtures(texts) == set()
+    assert [str(path) for path, text in texts.items() if OF_A_CONFTEST.search(text)] == []
+    del texts[Path("privacy/conftest.py")]
+    assert hidden_fixtures(texts) == {("privacy/ledger_worker.py", "url")}
+    assert OF_A_CONFTEST.search("import re\n\nfrom privacy.conftest import url\n")

@@ -82,6 +82,19 @@ def worker_options(address, *options):
     return [address, "--nthreads", "1", "--no-nanny", *QUIET, *options]
 
 
+def make_certificates(folder, *options):
+    """Make certificates as the documents say; return a client's block."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "cluster/tls/make_certificates.py"), str(folder), *options],
+        check=True,
+    )
+    return {
+        "ca": str(folder / "ca.pem"),
+        "cert": str(folder / "client.pem"),
+        "key": str(folder / "client-key.pem"),
+    }
+
+
 def hide_dpdask(folder):
     """Make a folder for PYTHONPATH with which Python finds no dpdask: an environment that has Dask alone."""
     folder.mkdir()

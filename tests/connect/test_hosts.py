@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dask
 import pytest
-from connect.processes import QUIET, ROOT, python_path, running, worker_words
+from connect.processes import QUIET, make_certificates, python_path, running, worker_words
 from distributed import LocalCluster, Security
 from e2e.helpers import call_cli, command, digests, lake, run_cli, run_here, write_job
 from services import hosts
@@ -24,19 +24,6 @@ from dpdask.io.shards import Manifest
 from dpdask.io.storage import open_filesystem
 
 MOST = 60.0  # seconds
-
-
-def make_certificates(folder, *options):
-    """Make certificates as the documents say; return a client's block."""
-    subprocess.run(
-        [sys.executable, str(ROOT / "cluster/tls/make_certificates.py"), str(folder), *options],
-        check=True,
-    )
-    return {
-        "ca": str(folder / "ca.pem"),
-        "cert": str(folder / "client.pem"),
-        "key": str(folder / "client-key.pem"),
-    }
 
 
 def environment(folder):
