@@ -71,8 +71,7 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
 
     files = Files().list_files(url, schema_of(columns)).files
     if files[0].format == "parquet":
-        footer = parquet.read_columns(fs, open_filesystem(files[0].url)[1], files[0].name)
-        held = [name for name, _, _ in footer]
+        held = [name for name, _, _ in parquet.read_columns(files[0].url, files[0].name)]
         _check_columns(columns, [*held, *files[0].constants])
         return read_input(discover(url, schema_of(held)), columns, n_rows, rng)
     try:

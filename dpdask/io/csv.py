@@ -45,11 +45,11 @@ _GZIP = b"\x1f\x8b"  # which begins no text
 BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
-def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa.Schema]:
+def inspect(url: str, name: str, schema: Schema) -> tuple[Versions, pa.Schema]:
     """Return the digests and the size of a file, and the columns with their declared types."""
     schema.check_dates()
-    versions = _versions(fs, path)
-    names = read_names(fs, path, name)
+    versions = call_storage(url, _find_versions)
+    names = read_names(url, name)
     if not set(names) & set(schema.columns):
         line = names[0] if len(names) == 1 else ""
         separators = (sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns))
@@ -85,10 +85,10 @@ def _refuse_gzip(name: str) -> InputError:
     return InputError(what, name, "write it again")
 
 
-def read_names(fs: Any, path: str, name: str) -> list[str]:
+def read_names(url: str, name: str) -> list[str]:
     """Return the names in a file's header line; nothing else of the file is used."""
     try:
-        with _open(fs, path) as file:
+        with open_url(url) as file:
             header = file.readline(_SAMPLE_BYTES)
         names = _split(header.decode("utf-8-sig"), ",")
     except UnicodeDecodeError:
@@ -170,10 +170,10 @@ def csv_type(column: Column) -> pa.DataType:
 
 
 def read_batches(
-    fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema
+    fragment: Fragment, columns: list[str], types: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield a file's rows; an empty field is null."""
-    if _versions(fs, path).version != fragment.version:
+    if call_storage(fragment.url, _find_versions).version != fragment.version:
         raise report_change(fragment.name)
     convert = pa_csv.ConvertOptions(
         column_types={field.name: field.type for field in types},
@@ -195,17 +195,17 @@ def read_batches(
     row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
     n_rows = max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes)))
     try:
-        with _open(fs, path) as file:
+        with open_url(fragment.url) as file:
             text = _Text(file)
             with pa_csv.open_csv(text, read, parse, convert) as reader:
                 yield from _regroup(text.check(reader), n_rows)
             text.check_lines(empty_count=single)
         if text.is_odd:
-            _check_numbers(fs, path, [types.field(name) for name in columns])
+            _check_numbers(fragment.url, [types.field(name) for name in columns])
     except BAD_GZIP:
         raise _refuse_gzip(fragment.name) from None
     except pa.ArrowException as error:
-        lacking = set(columns).difference(read_names(fs, path, fragment.name))
+        lacking = set(columns).difference(read_names(fragment.url, fragment.name))
         if lacking:
             hint = "write all files with the declared columns"
             where = f"{fragment.name}, column {min(lacking)!r}"
@@ -267,7 +267,7 @@ class _Text(io.RawIOBase):
             raise DataError("a quoted field goes on over the end of its line", _FILE, _QUOTES)
 
 
-def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
+def _check_numbers(url: str, fields: Sequence[pa.Field]) -> None:
     """Refuse texts that Arrow reads as other numbers: 0xFF as -1, and 1e400 as infinite.
 
     The file is read again, since such texts are rare.
@@ -280,7 +280,7 @@ def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
     texts = dict.fromkeys(wrong, pa.string())
     convert = pa_csv.ConvertOptions(column_types=texts, include_columns=list(wrong))
     read = pa_csv.ReadOptions(use_threads=False)
-    with _open(fs, path) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
+    with open_url(url) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
         for batch in reader:
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 type_ = types[name]
@@ -340,10 +340,6 @@ def _describe(message: str, ragged: Sequence[Any], types: pa.Schema) -> DataErro
     return DataError(what, column, "correct the file, or the schema's `type`")
 
 
-def _open(fs: Any, path: str) -> IO[bytes]:
-    return open_url(str(fs.unstrip_protocol(path)))
-
-
 def open_url(url: str) -> IO[bytes]:
     """Open a file to read, decompressed if its name or its beginning says so."""
     file = open_remote(url)
@@ -362,19 +358,16 @@ class Versions(NamedTuple):
     n_bytes: int
 
 
-def _versions(fs: Any, path: str) -> Versions:
-    def look(fs: Any, path: str) -> Versions:
-        fs.invalidate_cache()
-        info = fs.info(path)
-        size = int(info["size"])
-        head = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES))
-        tail = fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
-        content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
-        stamp = [str(info.get(key)) for key in _STAMPS if key in info]
-        version = blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
-        return Versions(content, version, blake2b(_unpack(head), digest_size=16).hexdigest(), size)
-
-    return call_storage(str(fs.unstrip_protocol(path)), look)
+def _find_versions(fs: Any, path: str) -> Versions:
+    fs.invalidate_cache()
+    info = fs.info(path)
+    size = int(info["size"])
+    head = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES))
+    tail = fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
+    content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
+    stamp = [str(info.get(key)) for key in _STAMPS if key in info]
+    version = blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
+    return Versions(content, version, blake2b(_unpack(head), digest_size=16).hexdigest(), size)
 
 
 def _unpack(head: bytes) -> bytes:

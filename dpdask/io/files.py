@@ -241,15 +241,15 @@ class Files:
         (path, name, format_), *_ = _find_tables(url, self.format)[0]
         shown = mask(name)
         with storage_faults(shown):
-            fs, _ = open_filesystem(url)
+            file = str(open_filesystem(url)[0].unstrip_protocol(path))
             if format_ == "csv":
-                columns = csv.read_names(fs, path, shown)
+                columns = csv.read_names(file, shown)
                 csv.check_names(columns, shown)
                 found = [FoundColumn(name=column, type=None) for column in columns]
             else:
                 found = [
                     FoundColumn(name=column, type=type_, nullable=flag)
-                    for column, type_, flag in parquet.read_columns(fs, path, shown)
+                    for column, type_, flag in parquet.read_columns(file, shown)
                 ]
         held = {column.name for column in found}
         beside = [column for column in split_folders(name) if column not in held]

@@ -78,6 +78,7 @@ class Footer(NamedTuple):
 
     digest: str
     start: int
+    n_file_bytes: int
     groups: tuple[RowGroup, ...]
     parsed: Any
 
@@ -147,7 +148,7 @@ def parse_footer(raw: bytes, size: int, name: str, hint: str = REWRITE) -> Foote
         RecursionError,
     ):
         raise InputError("its Parquet footer cannot be read: it is corrupt", name, hint) from None
-    return Footer(digest_footer(raw, size), start, groups, parsed)
+    return Footer(digest_footer(raw, size), start, size, groups, parsed)
 
 
 def find_ranges(footer: Footer, columns: Collection[str]) -> dict[str, Ranges | None]:
@@ -312,27 +313,10 @@ def _read_chunk(raw: bytes, at: int) -> tuple[dict[int, Any] | tuple[Any, ...], 
     usual = _compile_usual().match(raw, at)
     if usual is None:
         return _read_struct(raw, at)
-    (
-        kind,
-        values,
-        decoded,
-        size,
-        data,
-        dictionary,
-        old_greatest,
-        old_least,
-        nulls,
-        greatest,
-        least,
-        repeated,
-        optional,
-    ) = usual.groups()
+    *numbers, dictionary, old_greatest, old_least, nulls, greatest, least = usual.groups()[:-2]
+    repeated, optional = usual.groups()[-2:]
     return (
-        _decode_integer(kind),
-        _decode_integer(values),
-        _decode_integer(decoded),
-        _decode_integer(size),
-        _decode_integer(data),
+        *map(_decode_integer, numbers),
         dictionary and _decode_integer(dictionary),
         old_greatest and old_greatest[1:],
         old_least and old_least[1:],

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError
@@ -48,7 +47,7 @@ from dpdask.io.fragment import (
     unpack,
     widen,
 )
-from dpdask.io.storage import call_storage, open_filesystem, open_remote, storage_faults
+from dpdask.io.storage import is_local, open_filesystem, open_remote, storage_faults
 from dpdask.schema import Schema
 
 _THREADS = 16
@@ -176,14 +175,13 @@ def read_batches(
     if missing is not None:
         hint = "write all files with the declared columns"
         raise DataError("the table has no such column", f"column {missing!r}", hint)
-    fs, path = open_filesystem(fragment.url)
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
             shown = find_stored(fragment, list(public))
-            batches = parquet.read_batches(path, fragment, stored, shown)
+            batches = parquet.read_batches(fragment, stored, shown)
         else:
-            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
+            batches = csv.read_batches(fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types)
 
 
@@ -199,19 +197,17 @@ def _inspect(
     file: DataFile, listing: Listing, schema: Schema, seen: parquet.SchemaCache
 ) -> tuple[list[Fragment], pa.Schema]:
     """Return the fragments of a file, and the columns that it holds."""
-    shown, size = mask(file.name), file.n_bytes
+    shown = mask(file.name)
     common: dict[str, Any] = {"url": file.url, "name": shown, "format": file.format}
     with storage_faults(shown):
-        fs, path = open_filesystem(file.url)
         if file.format == "csv":
-            found, types = csv.inspect(fs, path, shown, schema)
+            found, types = csv.inspect(file.url, shown, schema)
             check_agreement(types, file.name, None, shown)
             common |= {"version": found.version, "alike": found.alike, "n_bytes": found.n_bytes}
             common |= {"constants": tuple(file.constants.items()), "n_rows": None, "row_group": 0}
             return [Fragment(id=_id(file, listing, found.content), **common)], types
-        if size is None:
-            size = int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
-        footer = parquet.footer(fs, path, shown, size)
+        footer = parquet.footer(file.url, shown, file.n_bytes)
+        local = is_local(open_filesystem(file.url)[0])
     types = seen.find_plain(footer.parsed, shown)
     constants, renamed = _place_columns(file, listing, footer, types, schema)
     common |= {"constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
@@ -225,7 +221,6 @@ def _inspect(
         start += group.n_rows
         if gone.size and gone.all():
             continue
-        local = isinstance(fs, LocalFileSystem)
         read = (
             chunk.n_bytes_decoded
             for chunk in group.chunks
@@ -239,7 +234,7 @@ def _inspect(
             n_bytes=sum(chunk.n_bytes for chunk in group.chunks),
             deleted=pack(gone),
             n_bytes_decoded=sum(read),
-            layout=None if local else parquet.lay_out(footer, group, size),
+            layout=None if local else parquet.lay_out(footer, group),
             **common,
         )
         fragments.append(fragment)
@@ -443,10 +438,9 @@ def _kind(value: Any) -> Any:
 
 
 def _of_file(file: Fragment, columns: Collection[str]) -> dict[str, Ranges | None]:
-    fs, path = open_filesystem(file.url)
     size = None if file.layout is None else file.layout.n_file_bytes
     with storage_faults(file.name):
-        footer = parquet.footer(fs, path, file.name, size)
+        footer = parquet.footer(file.url, file.name, size)
     held = {name: find_stored(file, [name]) for name in columns}
     ranges = find_ranges(footer, {stored for names in held.values() for stored in names})
     return {name: ranges[names[0]] if names else None for name, names in held.items()}

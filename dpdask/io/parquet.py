@@ -32,7 +32,14 @@ from dpdask.io.footer import (
     read_tail,
 )
 from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
-from dpdask.io.storage import Folder, RemoteFile, call_storage, read_ranges, storage_faults
+from dpdask.io.storage import (
+    Folder,
+    RemoteFile,
+    call_storage,
+    open_filesystem,
+    read_ranges,
+    storage_faults,
+)
 
 BATCH_ROWS = 2**17
 BATCH_BYTES = 2**25
@@ -58,20 +65,14 @@ def refuse_corrupt(what: str, where: str, hint: str = REWRITE) -> Iterator[None]
         raise InputError(what, where, hint) from None
 
 
-def footer(
-    fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = TAIL_BYTES
-) -> Footer:
+def footer(url: str, name: str, size: int | None = None, *, tail_bytes: int = TAIL_BYTES) -> Footer:
     """Return a file's checked footer; at first `tail_bytes` are read from the end, and what lies before them only if the footer is longer."""
-    url = str(fs.unstrip_protocol(path))
-    n_bytes = (
-        int(call_storage(url, lambda fs, path: fs.info(path)["size"])) if size is None else size
-    )
-    raw = read_tail(
-        lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0],
-        n_bytes,
-        name,
-        tail_bytes=tail_bytes,
-    )
+    n_bytes = size or int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
+
+    def read(start: int, end: int) -> bytes:
+        return read_ranges(url, [(start, end)], n_bytes)[0]
+
+    raw = read_tail(read, n_bytes, name, tail_bytes=tail_bytes)
     return FOOTERS.keep(url, None, parse_footer(raw, n_bytes, name), len(raw))
 
 
@@ -108,9 +109,9 @@ def read_schema(folder: Folder, name: str) -> pa.Schema:
         return file.schema_arrow
 
 
-def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
+def read_columns(url: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
     """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at."""
-    metadata = footer(fs, path, name, tail_bytes=0).parsed
+    metadata = footer(url, name, tail_bytes=0).parsed
     with refuse_corrupt(_BAD_TYPES, name):
         nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
         return [
@@ -119,12 +120,12 @@ def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, 
         ]
 
 
-def lay_out(found: Footer, group: RowGroup, size: int) -> Layout:
-    """Return where the columns of a row group lie in a file of this size."""
+def lay_out(found: Footer, group: RowGroup) -> Layout:
+    """Return where the columns of a row group lie in its file."""
     columns = tuple(
         (chunk.column, chunk.start, chunk.start + chunk.n_bytes) for chunk in group.chunks
     )
-    return Layout(n_file_bytes=size, footer_start=found.start, columns=columns)
+    return Layout(n_file_bytes=found.n_file_bytes, footer_start=found.start, columns=columns)
 
 
 def _plain_schema(metadata: Any) -> pa.Schema:
@@ -166,7 +167,7 @@ class SchemaCache:
 
 
 def read_batches(
-    path: str, fragment: Fragment, columns: list[str], public: Collection[str]
+    fragment: Fragment, columns: list[str], public: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
@@ -174,7 +175,7 @@ def read_batches(
     """
     with (
         refuse_corrupt(_BAD_ROWS, fragment.where),
-        _open(path, fragment, columns) as (source, found),
+        _open(fragment, columns) as (source, found),
     ):
         group, types = found.groups[fragment.row_group], found.parsed.schema.to_arrow_schema()
         row_bytes, page_bytes = measure(group, types, columns, public)
@@ -370,10 +371,11 @@ FOOTERS = _Footers()
 
 
 @contextmanager
-def _open(path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Footer]]:
+def _open(fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Footer]]:
     """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
     layout = fragment.layout
     if layout is None:
+        path = open_filesystem(fragment.url)[1]
         with storage_faults(path):
             before = _identify(os.stat(path))  # noqa: PTH116 - on each row group, and a Path costs more
             source = pa.OSFile(path)
