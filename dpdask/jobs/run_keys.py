@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from dpdask.errors import DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.shards import META, list_manifests
@@ -28,6 +29,9 @@ from dpdask.io.storage import (
 from dpdask.jobs.output import Publication
 from dpdask.jobs.records import busy
 from dpdask.streams import RunKey
+
+if TYPE_CHECKING:
+    from dpdask.privacy.ledger import KeyTable
 
 LEDGER = "ledger"
 
@@ -164,36 +168,7 @@ def hide_name(name: str) -> str:
         return uuid.uuid4().hex
 
 
-class LedgerKeys:
-    """The keys in the database of the ledger that the job is charged to, so that any machine can go on with its runs."""
-
-    def __init__(self, url: str) -> None:
-        from dpdask.privacy.ledger import KeyTable  # SQLAlchemy is for those who have a ledger
-
-        self._table = KeyTable(url)
-
-    def check(self) -> None:
-        """Do nothing: a ledger is kept by whoever limits what is spent."""
-
-    @property
-    def place(self) -> str:
-        """A random name of the table, made once."""
-        return f"{LEDGER} {self._table.find_name()}"
-
-    def write(self, run_id: str, secret: bytes) -> None:
-        """Keep a run's key."""
-        self._table.write(run_id, secret)
-
-    def read(self, run_id: str) -> bytes | None:
-        """Return a run's key, or None if it is not here."""
-        return self._table.read(run_id)
-
-    def remove(self, run_id: str) -> None:
-        """Remove a run's key, if it is here."""
-        self._table.remove(run_id)
-
-
-RunKeys = FolderKeys | HostKeys | LedgerKeys
+RunKeys: TypeAlias = "FolderKeys | HostKeys | KeyTable"
 
 
 def check_run_id(run_id: str) -> str:
@@ -215,8 +190,12 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
 
 
 def find_remote_keys(ledger_url: str | None) -> RunKeys:
-    """Return where keys are kept that may not lie in a store."""
-    return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)
+    """Return where keys are kept that may not lie in a store: with a ledger, any machine can go on with its runs."""
+    if ledger_url is None:
+        return HostKeys()
+    from dpdask.privacy.ledger import KeyTable  # SQLAlchemy is for those who have a ledger
+
+    return KeyTable(ledger_url)
 
 
 def say_place(place: str) -> str:

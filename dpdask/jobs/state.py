@@ -126,6 +126,8 @@ def name_run(record: RunRecord | Unfinished | None) -> str | None:
 class RunState:
     """The hidden folder beside an output that holds its run until the commit.
 
+    On a file system it has a record that is replaced under a lock, and the key; see `StoreRun`.
+
     The target says how the output is published: without it, as the unfinished run does, or as plain
     files. The ledger keeps the keys of runs whose output is in a store. `series` is the digest of a
     job whose table grows.
@@ -136,11 +138,11 @@ class RunState:
     alone. In a store, its private files are encrypted with the run key, which is not in the store.
     """
 
-    _records_first: bool  # whether a run records that all is staged before it touches the output
+    _records_first = False  # whether a run records that all is staged before it touches the output
 
     def __new__(cls, output: Folder, *_: Any) -> Self:
         """Return a run on a file system, or in a store."""
-        return super().__new__(LocalRun if output.is_local else StoreRun)  # type: ignore[return-value]  # of one of the two
+        return super().__new__(cls if output.is_local else StoreRun)  # type: ignore[return-value]  # of one of the two
 
     def __init__(
         self,
@@ -172,21 +174,27 @@ class RunState:
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
-        raise NotImplementedError
+        del run_id
+        assert isinstance(self.folder, PrivateFolder)
+        return replace(self.folder, commitment=self._commitment)
 
     def share_key(self, run_id: str) -> AbstractContextManager[None]:
         """Let this process and the workers hold the key of a run whose files it encrypts."""
-        raise NotImplementedError
+        del run_id
+        return nullcontext()
 
     def remove_key(self, run_id: str | None, *, force: bool = False) -> None:
         """Remove the keys of a run, so that what is left can undo no noise; None if none is named.
 
         With `force` also of a run whose key is elsewhere, and stays there.
         """
-        raise NotImplementedError
+        del run_id, force
+        self.keys.remove("")
+        self.folder.remove(HOLDOUT_NAME)
 
     def _open_records(self) -> RunRecords:
-        raise NotImplementedError
+        assert isinstance(self.folder, PrivateFolder)
+        return LockedRecord(self.folder, self.output)
 
     def _reserve(self, run_id: str, job: str, release: str) -> None:
         """Record the name of a run before its key exists."""
@@ -422,32 +430,6 @@ class RunState:
             if self.folder.exists() and self.read_unfinished() is None:
                 with self.records.lock():
                     self.remove_rest()
-
-
-class LocalRun(RunState):
-    """A run on a file system: a record that is replaced under a lock, and a key in the folder."""
-
-    folder: PrivateFolder
-    _records_first = False
-
-    def secrets(self, run_id: str) -> Folder:
-        """Return the folder of private files; see `RunState.secrets`."""
-        del run_id
-        return replace(self.folder, commitment=self._commitment)
-
-    def share_key(self, run_id: str) -> AbstractContextManager[None]:
-        """Share the key; see `RunState.share_key`."""
-        del run_id
-        return nullcontext()
-
-    def remove_key(self, run_id: str | None, *, force: bool = False) -> None:
-        """Remove the keys; see `RunState.remove_key`."""
-        del run_id, force
-        self.keys.remove("")
-        self.folder.remove(HOLDOUT_NAME)
-
-    def _open_records(self) -> RunRecords:
-        return LockedRecord(self.folder, self.output)
 
 
 class StoreRun(RunState):

@@ -363,8 +363,12 @@ class KeyTable:
 
         self._store.create(insert)
 
-    def find_name(self) -> str:
-        """Return the random name of this table, which tells it from that of another ledger; it is made once."""
+    def check(self) -> None:
+        """Do nothing: a ledger is kept by whoever limits what is spent."""
+
+    @property
+    def place(self) -> str:
+        """What tells this table from that of another ledger: a random name, made once."""
 
         def make(connection: Connection) -> str:
             found = _find(connection, TABLE_NAME)
@@ -373,9 +377,8 @@ class KeyTable:
                 connection.execute(sa.insert(RUN_KEYS), {"run_id": TABLE_NAME, "key": found})
             return found
 
-        return self._store.read(
-            lambda connection: _find(connection, TABLE_NAME)
-        ) or self._store.create(make)
+        found = self._store.read(lambda connection: _find(connection, TABLE_NAME))
+        return f"ledger {found or self._store.create(make)}"
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None."""

@@ -21,7 +21,7 @@ from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.storage import PrivateFolder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.run_keys import FolderKeys, HostKeys
-from dpdask.jobs.state import LocalRun, RunState
+from dpdask.jobs.state import RunState
 
 STRANGER = 65534
 KEY = hashlib.sha256(b"the attacker's").digest()
@@ -94,7 +94,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "staged": (write, "stage"),
     "recorded": (RunState, "write"),
     "published": (RunState, "publish"),
-    "forgotten": (LocalRun, "remove_key"),
+    "forgotten": (RunState, "remove_key"),
 }
 
 

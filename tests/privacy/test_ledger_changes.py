@@ -276,7 +276,7 @@ def test_a_copy_goes_on_as_the_ledger_would(ledger, url, target):
     lasting = ("names-" + "cd" * 16, "s")
     for name in ("ab" * 16, *lasting):
         keys.write(name, name.encode().ljust(40))
-    table = keys.find_name()
+    table = keys.place
     assert copy_ledger(url, target) == {"census": 1, "ratings": 7}
     copied = Ledger(target, compose=compose)
     for dataset in ("ratings", "census"):
@@ -286,7 +286,7 @@ def test_a_copy_goes_on_as_the_ledger_would(ledger, url, target):
     assert [KeyTable(target).read(name) for name in lasting] == [
         keys.read(name) for name in lasting
     ]
-    assert KeyTable(target).find_name() == table
+    assert KeyTable(target).place == table
     copied.commit("ratings", "one", "cd" * 32)
     with pytest.raises(BudgetError):
         copied.intend("ratings", "two", rows(1.5))
