@@ -10,14 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Floats, Indices, Uint32s, Words
 from dpdask.codec import Codec, Codecs, ValueCodec, float_type
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 
-Floats = NDArray[np.float64]
-
-Flags = NDArray[np.bool_]
-Words = NDArray[np.uint64]
 DEFAULT_BINS = 20
 FEW_ROWS = 5.0  # for each possible cell of a joint histogram: with fewer, answers of its cells have no bound on the bias
 
@@ -80,14 +77,14 @@ class Cells:
         """How many cells there are, the impossible ones included."""
         return len(self.possible)
 
-    def index(self, array: pa.Array) -> NDArray[np.intp]:
+    def index(self, array: pa.Array) -> Indices:
         """Return the cell of each value."""
         if self.codec.has_levels:
             return self.codec.encode(array).astype(np.intp)
         values, is_null = self.codec.encode(array)
         atoms = np.array(self.codec.atoms)
         offset = int(self.codec.nulls)
-        found: NDArray[np.intp] = (
+        found: Indices = (
             offset + len(atoms) + np.searchsorted(self.edges[1:-1], values, side="left")
         )
         is_atom = np.isin(values, atoms)
@@ -120,7 +117,7 @@ class Cells:
         """How many possible cells there are: the levels of the column as an attribute."""
         return int(self.possible.sum())
 
-    def codes(self, array: pa.Array) -> NDArray[np.intp]:
+    def codes(self, array: pa.Array) -> Indices:
         """Return the number of each value's cell among the possible ones, 0..size-1."""
         index = self.index(array)
         return index if self.possible.all() else (np.cumsum(self.possible) - 1)[index]
@@ -129,7 +126,7 @@ class Cells:
         self,
         codes: NDArray[np.integer],
         words: Words,
-        places: NDArray[np.uint32] | None = None,
+        places: Uint32s | None = None,
     ) -> pa.Array:
         """Return a value of each cell, in the column's Arrow type: uniform inside a cell of the line.
 

@@ -13,12 +13,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Indices, Words
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
-from dpdask.kernels.jit import Floats, Words
 from dpdask.steps import step
 
 # ---- as published: Laplace noise on ranks, in closed form on levels
@@ -47,8 +46,8 @@ class Margins:
     """The distributions of a channel's input and output, on the levels that have positive probability."""
 
     n_levels: int  # how many levels there are in all
-    rows: NDArray[np.intp]  # the levels that go in and come out, increasing; indices among all
-    columns: NDArray[np.intp]
+    rows: Indices  # the levels that go in and come out, increasing; indices among all
+    columns: Indices
     source: Floats  # float64 arrays, their probabilities, each summing to 1
     target: Floats
 
@@ -62,7 +61,7 @@ class Margins:
         )
 
 
-def _seen(probabilities: Floats) -> tuple[NDArray[np.intp], Floats]:
+def _seen(probabilities: Floats) -> tuple[Indices, Floats]:
     seen = np.flatnonzero(probabilities > kernel.UNSEEN)
     return seen, probabilities[seen] / probabilities[seen].sum()
 
@@ -484,7 +483,7 @@ def _project(
     source: Floats,
     target: Floats,
     line: Floats,
-    seen: NDArray[np.intp],
+    seen: Indices,
     factor: float,
 ) -> Floats:
     """Return the nearest ratios R with Σ_j Q_j R = 1, Σ_k P_k R = 1 and Σ_j Q_j v_j R = c·v_k: rows, columns and means of the channel."""

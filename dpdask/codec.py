@@ -21,12 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Floats, Int32s
 from dpdask.errors import DataError
 from dpdask.schema import Bound, Column, Level, Outside
 
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Int32s = NDArray[np.int32]
 Numbers = NDArray[np.integer] | Floats
 
 _EXACT = 2.0**53

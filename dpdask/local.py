@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Indices
 from dpdask.codec import Codec, ValueCodec, float_type
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
@@ -32,8 +32,6 @@ MAX_KNOTS = 2**10
 MAX_WEIGHTS = 2**18
 _LARGEST = 2.0**1021, 2**53  # of real and of whole numbers, as the codec takes them
 _WIDER = 1.05
-
-Floats = NDArray[np.float64]
 
 
 def export(release: Release) -> str:
@@ -246,7 +244,7 @@ def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
     return increasing
 
 
-def thin_knots(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], float]:
+def thin_knots(x: Floats, c: Floats, n_knots: int) -> tuple[Indices, float]:
     """Return which knots of a continualised cdf to keep, and by how much the cdf changes.
 
     Parameters
@@ -278,7 +276,7 @@ def thin_knots(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], fl
     return kept, float(np.abs(line - c).max())
 
 
-def _evenly(c: Floats, fixed: NDArray[np.intp], width: float) -> NDArray[np.intp]:
+def _evenly(c: Floats, fixed: Indices, width: float) -> Indices:
     """Return the fixed positions, and between them the fewest whose steps of c are no wider than `width`, or are single steps."""
     steps, stops, kept = c.tolist(), fixed.tolist(), [0]
     for stop in stops[1:]:

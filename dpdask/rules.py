@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
 from dpdask.codec import codec_for, convert_bounds
 from dpdask.errors import SpecError
 from dpdask.schema import Rule, Schema
 
-Flags = NDArray[np.bool_]
 Codes = NDArray[Any]
 _HINT = "correct the rule, or the column's levels"
 
@@ -96,7 +96,7 @@ class CellRules:
             kept &= ~reduce(and_, (met[codes[place]] for place, met in never))
         return kept
 
-    def stack(self, first: NDArray[np.int64], second: NDArray[np.int64], shape: Any) -> Flags:
+    def stack(self, first: Ints, second: Ints, shape: Any) -> Flags:
         """Return for each of several pairs of attributes which of its cells are possible, of shape (pairs, m, n)."""
         found = np.ones(shape, dtype=np.bool_)
         for place, pair in enumerate(zip(first.tolist(), second.tolist(), strict=True)):

@@ -17,11 +17,8 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dpdask.arrays import Floats, Int32s, Ints, Singles, Uint32s, Words
 from dpdask.errors import OutputError, UsageError
-
-Floats = NDArray[np.float64]
-Singles = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 
 def _check(
@@ -109,7 +106,7 @@ class _Attribute:
     # Uint64 array of shape (parent's levels, levels - 1): level k is drawn where edges[k - 1] <= u
     # < edges[k] for u uniform on the whole numbers below 2**32. A level between equal edges cannot
     # occur.
-    edges: NDArray[np.uint64]
+    edges: Words
 
 
 def _sizes(n_attributes: int, n_levels: int) -> list[int]:
@@ -162,9 +159,9 @@ def _model(sizes: list[int], seed: int) -> list[_Attribute]:
 
 
 def _draw_levels(
-    uniform: NDArray[np.uint32],
+    uniform: Uint32s,
     given: NDArray[np.integer],
-    edges: NDArray[np.uint64],
+    edges: Words,
     out: NDArray[np.integer],
 ) -> None:
     for row in range(len(uniform)):
@@ -346,7 +343,7 @@ class _Population:
     user_ends: Ints  # the row at which each user's ratings end
     user_effects: Singles
     user_starts: Ints  # the second from which each user rates
-    movie_ids: NDArray[np.int32]
+    movie_ids: Int32s
     movie_effects: Singles
     residual_std: np.float32
 

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from numpy.random import PCG64, Generator
-from numpy.typing import NDArray
+
+from dpdask.arrays import Words
 
 STREAM_FORMAT = 1
 _PERSON = b"dpdask stream %d" % STREAM_FORMAT
@@ -99,12 +100,12 @@ class Stream:
         self._cipher = Cipher(AES(key), ECB()).encryptor()  # noqa: S305 - of counters, which never repeat: this is counter mode
         self._n_drawn = 0
 
-    def draw(self, n: int) -> NDArray[np.uint64]:
+    def draw(self, n: int) -> Words:
         """Return the next n words, uint64 of shape (n,), independent and uniform on 0..2**64-1."""
         with self._lock:
             return self._draw(n)
 
-    def _draw(self, n: int) -> NDArray[np.uint64]:
+    def _draw(self, n: int) -> Words:
         first, skipped = divmod(self._n_drawn, 2)
         n_blocks = (skipped + n + 1) // 2
         counters = _COUNTERS[: n_blocks or 1].copy()
@@ -156,14 +157,14 @@ def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Stream:
     return Stream(blake2b(message, key=key.reveal(), person=_PERSON, digest_size=16).digest())
 
 
-def words(rng: Rng, *shape: int) -> NDArray[np.uint64]:
+def words(rng: Rng, *shape: int) -> Words:
     """Return the next raw 64-bit words, uniform on 0..2**64-1.
 
     Raw words, not numpy's distributions: numpy may change how those use the words, and a resumed
     run must not notice.
     """
     n = math.prod(shape)
-    raw: NDArray[np.uint64] = (
+    raw: Words = (
         rng.draw(n) if isinstance(rng, Stream) else np.asarray(rng.bit_generator.random_raw(n))
     )
     return raw.reshape(shape)

@@ -40,7 +40,7 @@ MECHANISMS = {
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
 _TOOLS = ("version", "errors", "startup", "steps", "html")
-BASE = (*_TOOLS, "archive", "documents", "schema", "codec", "cells", "rules")
+BASE = (*_TOOLS, "arrays", "archive", "documents", "schema", "codec", "cells", "rules")
 MATHS = {"kernels"}
 ROWS = MATHS | {
     "streams",
@@ -89,10 +89,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 STRICTER: dict[str, set[str]] = {
-    "kernels": set(),
-    "io": {"schema", "errors"},
-    "streams": {"errors"},
-    "simulate": {"errors"},
+    "kernels": {"arrays"},
+    "io": {"arrays", "schema", "errors"},
+    "streams": {"arrays", "errors"},
+    "simulate": {"arrays", "errors"},
     "__main__": set(),
 }
 DASK_ROOMS = {"engine", "connect"}

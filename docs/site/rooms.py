@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "explanation" / "rooms.svg"
 BASE = [
     "archive",
+    "arrays",
     "cells",
     "codec",
     "documents",

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpdask.arrays import Words
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
@@ -71,7 +72,7 @@ def sum_rows(
     columns: Sequence[str],
     types: pa.Schema,
     progress: Progress | None = None,
-) -> dict[int, NDArray[np.uint64]]:
+) -> dict[int, Words]:
     """Return the sum of the hashes of the rows of each fragment, by its number: their order does not change it.
 
     Privacy
@@ -84,7 +85,7 @@ def sum_rows(
 
 
 @guard
-def sum_fragment(fragment: Fragment, shared: Hashing) -> list[tuple[int, NDArray[np.uint64]]]:
+def sum_fragment(fragment: Fragment, shared: Hashing) -> list[tuple[int, Words]]:
     """Return the sum of the hashes of a fragment's rows."""
     total, columns = np.zeros(2, dtype=np.uint64), list(shared.columns)
     for batch in read_batches(fragment, columns, shared.types):

@@ -21,6 +21,7 @@ from dask._task_spec import DataNode, List, Task, TaskRef
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive
+from dpdask.arrays import Flags, Floats, Uint32s, Words
 from dpdask.engine.compute import (
     Progress,
     Stage,
@@ -50,12 +51,11 @@ from dpdask.stats.statistic import (
 )
 from dpdask.streams import Rng, Streams, stream, words
 
-Words = NDArray[np.uint64]
 HOLDOUT_ID = "holdout"
 _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}  # by bits
 
 
-def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> NDArray[np.bool_]:
+def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> Flags:
     """Return which of the next `n_rows` rows are held out, each with probability `fraction`, independently.
 
     Parameters
@@ -117,10 +117,10 @@ class Hasher:
         found: Words = siphash(as_words(batch.column(self._unit.column))[:, None], *self._unit_key)
         return found
 
-    def choose_held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
+    def choose_held_out(self, hashes: Hashes, fraction: float) -> Flags:
         """Return which rows belong to a held-out unit."""
         drawn = siphash(hashes.held_units.reshape(-1, 1), *self._holdout_key)
-        result: NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
+        result: Flags = drawn < np.uint64(int(fraction * 2**64))
         return result
 
 
@@ -133,9 +133,9 @@ class Chooser:
         self._rng: Rng | None = None
         if work.unit is None and work.fraction is not None:
             self._rng = stream(work.holdout_key(), HOLDOUT_ID, part_id)
-        self._split: list[NDArray[np.bool_]] = []
+        self._split: list[Flags] = []
 
-    def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    def split(self, batch: Any) -> tuple[Flags, Flags | None]:
         """Return which of the next rows are released, and which shape the reference (None: all that are in the bound)."""
         fraction = self._work.fraction
         if self._hasher is not None:
@@ -153,7 +153,7 @@ class Chooser:
         mask = holdout_mask(self._rng, batch.num_rows, fraction)
         return ~mask, mask
 
-    def weigh(self, batch: pa.RecordBatch) -> NDArray[np.float64] | None:
+    def weigh(self, batch: pa.RecordBatch) -> Floats | None:
         """Return how many rows of the table each row of a batch stands for if it is released; None if that is not published."""
         unit = self._work.unit
         if self._hasher is None or unit is None or unit.weight is None:
@@ -172,16 +172,16 @@ class Chooser:
             released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
             self._work.secrets.claim(self._name, np.packbits(released).tobytes())
 
-    def find_released(self) -> Callable[[Any], NDArray[np.bool_]]:
+    def find_released(self) -> Callable[[Any], Flags]:
         """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
         if self._hasher is None or not self._work.secrets.exists(self._name):
             return lambda batch: self.split(batch)[0]
         data = np.frombuffer(self._work.secrets.read(self._name), dtype=np.uint8)
         bits, start = np.unpackbits(data).view(bool), 0
 
-        def read(batch: Any) -> NDArray[np.bool_]:
+        def read(batch: Any) -> Flags:
             nonlocal start
-            chosen: NDArray[np.bool_] = bits[start : start + batch.num_rows]
+            chosen: Flags = bits[start : start + batch.num_rows]
             start += batch.num_rows
             if len(chosen) != batch.num_rows:
                 what = "the rows of a fragment changed since the run began"
@@ -198,7 +198,7 @@ def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
     return UnitBounds.from_bytes(read_kept(secrets, BOUNDS_NAME, sha256, what), BOUNDS_NAME)
 
 
-def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBatch:
+def filter_rows(rows: pa.RecordBatch, chosen: Flags) -> pa.RecordBatch:
     """Return the chosen rows of a batch, in their order."""
     if chosen.all():
         return rows
@@ -213,7 +213,7 @@ def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
 
-def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
+def take_values(array: pa.Array, places: Uint32s) -> pa.Array:
     """Return the values at some places, in the order of the places."""
     values = _view_words(array)
     if values is None:

@@ -34,6 +34,7 @@ from dask._task_spec import TaskRef
 from dask.base import tokenize
 from numpy.typing import NDArray
 
+from dpdask.arrays import Bytes
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.filesystems import report_change
@@ -489,7 +490,7 @@ class Seal:
         return blake2b(data, key=self._key, digest_size=16).digest()
 
 
-def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
+def _list_parts(array: pa.Array, start: int) -> dict[str, Bytes]:
     """Return the bytes of an array's values: of the values themselves, of the lengths of texts, and of the rows of nulls."""
     if pa.types.is_nested(array.type):
         return _list_nested(array, "")
@@ -515,7 +516,7 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
     return parts
 
 
-def _list_nested(array: pa.Array, place: str) -> dict[str, NDArray[np.uint8]]:
+def _list_nested(array: pa.Array, place: str) -> dict[str, Bytes]:
     """Return the bytes of lists, structs and maps: of each level, which values are no nulls, and how long lists are."""
     parts = {f"{place}known": array.is_valid().cast(pa.uint8()).to_numpy()}
     if pa.types.is_struct(array.type):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.arrays import Ints
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.partitions import write_partitions
 from dpdask.engine.scan import Chooser, filter_rows, take_values
@@ -89,7 +90,7 @@ class Teller:
 
     def __init__(self, columns: Columns) -> None:
         self._codecs = columns.codecs
-        self._ranks: dict[str, NDArray[np.int64]] = {}
+        self._ranks: dict[str, Ints] = {}
         for name, codec in columns.codecs.items():
             if codec.has_levels:
                 # of each code, in the natural order of the levels, by which files are sorted

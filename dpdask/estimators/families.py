@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
-import numpy as np
 import pandas as pd
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from dpdask.archive import Archived
+from dpdask.arrays import Ints
 from dpdask.errors import SpecError
 from dpdask.estimators.estimator import Estimator, NoisyCountsEstimator
 from dpdask.estimators.release import Release, Rows
@@ -500,7 +499,7 @@ class MarginalsRelease(Release):
     file: ClassVar[str] = "marginals.npz"
     fitted_type: ClassVar[type[Archived]] = MarginalTables
 
-    def table(self, clique: Sequence[str]) -> NDArray[np.int64]:
+    def table(self, clique: Sequence[str]) -> Ints:
         """Return one table as an array with an axis for each column: levels in the schema's order, null first; counts may be negative.
 
         A single name stands for the table of that column.

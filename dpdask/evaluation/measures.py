@@ -13,6 +13,7 @@ import numpy as np
 from numpy.random import Generator
 from threadpoolctl import threadpool_limits
 
+from dpdask.arrays import Floats
 from dpdask.cells import DEFAULT_BINS, cut_columns
 from dpdask.codec import codec_for
 from dpdask.engine.scan import scan
@@ -20,7 +21,7 @@ from dpdask.engine.source import Frame, FrameSource, as_frame, find_meta, find_t
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
 from dpdask.estimators.frames import check_objects, close_secrets, declare_counted, open_secrets
-from dpdask.evaluation.samples import Codes, Floats, Side
+from dpdask.evaluation.samples import Codes, Side
 from dpdask.references.histogram import as_fixed_bins
 from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts

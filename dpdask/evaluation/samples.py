@@ -15,6 +15,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.analysis.values import DateScale
+from dpdask.arrays import Floats, Ints
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet
@@ -25,8 +26,7 @@ from dpdask.io.storage import Folder, open_filesystem
 from dpdask.mechanisms.card import microseconds_of
 from dpdask.schema import Schema
 
-Codes: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = Ints
 
 MOST_LEVELS = 1_000
 _BATCH_ROWS = 2**16

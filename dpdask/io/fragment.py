@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from dpdask.arrays import Bytes, Flags
 from dpdask.errors import DataError
 
 TEXT_BYTES = 64
@@ -18,12 +18,12 @@ UTC = {"UTC", "+00:00", "Etc/UTC", "Z"}
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
-def pack(deleted: NDArray[np.bool_]) -> bytes:
+def pack(deleted: Flags) -> bytes:
     """Return a mask of deleted rows in a compact form; empty if no row is deleted."""
     return zlib.compress(np.packbits(deleted).tobytes(), 1) if deleted.any() else b""
 
 
-def unpack(packed: bytes, start: int, n_rows: int) -> NDArray[np.bool_]:
+def unpack(packed: bytes, start: int, n_rows: int) -> Flags:
     """Return the mask of some deleted rows; rows beyond the end of what was packed are not deleted."""
     mask = np.zeros(n_rows, dtype=np.bool_)
     found = _unpack_all(packed)[start : start + n_rows]
@@ -36,7 +36,7 @@ def count_deleted(packed: bytes) -> int:
     return int(_unpack_all(packed).sum())
 
 
-def _unpack_all(packed: bytes) -> NDArray[np.uint8]:
+def _unpack_all(packed: bytes) -> Bytes:
     raw = zlib.decompress(packed) if packed else b""
     return np.unpackbits(np.frombuffer(raw, dtype=np.uint8))
 

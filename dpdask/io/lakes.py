@@ -18,8 +18,8 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from dpdask.arrays import Ints
 from dpdask.errors import (
     DataError,
     DpdaskError,
@@ -656,7 +656,7 @@ def _read_deletes(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]
         for each in task.delete_files:
             _check_format(each.file_format.name, "delete files", where)
             by_delete.setdefault(each.file_path, set()).add(task.file.file_path)
-    positions: dict[str, list[NDArray[np.int64]]] = {}
+    positions: dict[str, list[Ints]] = {}
     for path, concerned in by_delete.items():
         folder, _, name = absolute_url(path).rpartition("/")
         what = f"{where}, delete file {name}"

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Words
 from dpdask.engine.compute import Progress
 from dpdask.engine.digests import DIGEST, add_key, hash_rows, sum_rows
 from dpdask.errors import InputError, list_names
@@ -118,7 +119,7 @@ def _sum_files(
     progress: Progress | None,
 ) -> dict[str, tuple[int, int]]:
     sums = sum_rows(fragments, columns, table.schema, progress)
-    files: dict[str, NDArray[np.uint64]] = {}
+    files: dict[str, Words] = {}
     for each in fragments:
         files[each.url] = files.get(each.url, np.zeros(2, dtype=np.uint64)) + sums[each.number]
     return {url: (int(total[0]), int(total[1])) for url, total in files.items()}
@@ -139,7 +140,7 @@ def _digest(
     return [add_key(hashed[each.number], salt) for each in fragments]
 
 
-def _leave_out(table: InputTable, sizes: Sequence[int], gone: NDArray[np.bool_]) -> InputTable:
+def _leave_out(table: InputTable, sizes: Sequence[int], gone: Flags) -> InputTable:
     """Return a table without some rows, and without fragments that have no other."""
     # of fragments that stay: a run that goes on has no others
     left, masks, start = list[Fragment](), list[NDArray[np.bool_]](), 0

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy import uint64
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Flags, Floats, Ints, Words, jit
+from dpdask.arrays import Flags, Floats, Ints, Uint32s, Words
+from dpdask.kernels.jit import jit
 from dpdask.kernels.rank import TOGETHER, UNIT, Draws, disturb_block, interpolate, make_room, origin
 
-Slots = NDArray[np.uint32]
+Slots = Uint32s
 
 _MOST_CODES = 2**62
 _DENSE = 4  # cells for each record: so many are counted one by one

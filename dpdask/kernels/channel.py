@@ -15,7 +15,8 @@ import numpy as np
 from numpy import uint64
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Floats, Int32s, Shorts, Words, jit
+from dpdask.arrays import Floats, Int32s, Shorts, Uint32s, Words
+from dpdask.kernels.jit import jit
 
 
 @jit
@@ -365,7 +366,7 @@ class Tables(NamedTuple):
 
     # Uint32 array of shape (n_rows, 2**bits): of each threshold the highest 16
     # bits, and then the alias.
-    packed: NDArray[np.uint32]
+    packed: Uint32s
     thresholds: Words
     aliases: Shorts
 

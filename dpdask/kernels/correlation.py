@@ -14,7 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dpdask.kernels.jit import Floats, Int32s, Ints, Singles, Words, jit
+from dpdask.arrays import Floats, Int32s, Ints, Singles, Words
+from dpdask.kernels.jit import jit
 
 BLOCK_ROWS = 128
 _PANEL = 6  # latent variables that are summed at once

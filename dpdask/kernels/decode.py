@@ -17,7 +17,8 @@ from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no typ
 from numba import types
 from numba.extending import intrinsic
 
-from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Singles, jit
+from dpdask.arrays import Flags, Floats, Ints, Shorts, Singles
+from dpdask.kernels.jit import jit
 
 NEVER = -3e38  # less than any sum
 _ROWS = 16  # of a tile: one AVX-512 register, two of AVX2

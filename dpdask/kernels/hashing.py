@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy import uint64
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Flags, Ints, Words, jit
+from dpdask.arrays import Bytes, Flags, Ints, Uint32s, Words
+from dpdask.kernels.jit import jit
 
 
 @jit
@@ -73,7 +73,7 @@ def below(word: uint64, n: int) -> np.int64:
 
 
 @jit
-def permutation(words: Words) -> NDArray[np.uint32]:
+def permutation(words: Words) -> Uint32s:
     """Return a random permutation of 0..n-1 (Fisher-Yates, in Durstenfeld's form), with one word for each element.
 
     Parameters
@@ -88,7 +88,7 @@ def permutation(words: Words) -> NDArray[np.uint32]:
     return out
 
 
-Grades = NDArray[np.uint8]
+Grades = Bytes
 
 _AHEAD = 64  # rows whose places are read ahead
 _SAMPLED_BITS = 6  # of a hash: those that are 0 there are a sample of one in 64

@@ -18,17 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numba
-import numpy as np
 from numba.core import event
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Singles = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Int32s = NDArray[np.int32]
-Words = NDArray[np.uint64]
-Shorts = NDArray[np.uint16]
-Flags = NDArray[np.bool_]
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")

@@ -15,10 +15,10 @@ from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no typ
 from numba import types
 from numba.extending import intrinsic
 from numpy import uint64
-from numpy.typing import NDArray
 
+from dpdask.arrays import Codes, Flags, Floats, Ints, Shorts, Uint32s, Words
 from dpdask.kernels.channel import project_each
-from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
+from dpdask.kernels.jit import jit
 
 MAX_LEVELS = 1 << 16
 BLOCK_WORDS = 512
@@ -28,8 +28,6 @@ BIT_CELLS = 256  # up to so many cells ANDs beat the tally of 64 rows (break-eve
 PACK_COST = 4  # tallies of a row that making one word of bits costs, at most
 TALLY_CELLS = 1 << 14  # four private tables of so many cells stay in the second-level cache
 PANEL = 128  # rows of bits that stay in the second-level cache
-
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 class PairLayout(NamedTuple):  # numba takes named tuples apart, not dataclasses
@@ -46,7 +44,7 @@ class _Plan(NamedTuple):
 
     order: Ints  # the attribute at each position
     # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
-    partner_end: NDArray[np.int64]
+    partner_end: Ints
     first_bit: Ints  # (n_narrow + 1,): the first row of bits of each narrow position
     bit_from: Ints  # (n_bits,): the row of bits where the partners of this one start
     bit_to: Ints  # (n_bits,): and where they end
@@ -202,7 +200,7 @@ def _pack(codes: Codes, start: int, stop: int, plan: _Plan, bits: Words, ones: I
 
 
 @jit
-def _intersect(bits: Words, n_words: int, plan: _Plan, both: NDArray[np.uint32]) -> None:
+def _intersect(bits: Words, n_words: int, plan: _Plan, both: Uint32s) -> None:
     """Add to both[i, j] the population count of rows i and j ANDed, for all pairs of rows that the plan counts by bits."""
     n_bits = len(plan.bit_from)
     for panel in range(0, n_bits, PANEL):
@@ -215,7 +213,7 @@ def _intersect(bits: Words, n_words: int, plan: _Plan, both: NDArray[np.uint32])
 
 
 @jit
-def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.uint32]) -> None:
+def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: Uint32s) -> None:
     """Count 2 x 4 intersections at once, so that a word is loaded once for several of them."""
     a0, a1 = bits[i], bits[i + 1]
     b0, b1, b2, b3 = bits[j], bits[j + 1], bits[j + 2], bits[j + 3]
@@ -243,7 +241,7 @@ def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.
 
 @jit
 def _add_intersections(
-    both: NDArray[np.uint32],
+    both: Uint32s,
     ones: Ints,
     n_rows: int,
     layout: PairLayout,

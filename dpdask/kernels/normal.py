@@ -19,7 +19,8 @@ import numpy as np
 import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import ArrayLike
 
-from dpdask.kernels.jit import Floats, jit
+from dpdask.arrays import Floats
+from dpdask.kernels.jit import jit
 
 AT_BOUND = (
     1e-15  # a probability this near to a Fréchet bound is that bound: orthants are known no better

@@ -7,11 +7,9 @@ runs twice draws the same values on every machine.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Floats, Ints, Words, jit
-
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
+from dpdask.arrays import Codes, Floats, Ints, Uint32s, Words
+from dpdask.kernels.jit import jit
 
 REACH = 8.0  # scores are between -8 and 8
 _STEPS = 128  # of the table of Φ, for each unit
@@ -98,7 +96,7 @@ def draw_places(
     weights: Floats,
     deviations: Floats,
     words: Words,
-    out: NDArray[np.uint32],
+    out: Uint32s,
 ) -> None:
     """Write the place of each record's score in its range, as a share of 2**32 of the range's probability.
 
@@ -163,7 +161,7 @@ def draw_places(
 
 
 @jit
-def spread_evenly(codes: Codes, n_cells: int, places: NDArray[np.uint32]) -> None:
+def spread_evenly(codes: Codes, n_cells: int, places: Uint32s) -> None:
     """Stretch the places in each cell of a column, in their order, until 32 bins of them have equally many.
 
     Parameters

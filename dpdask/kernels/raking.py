@@ -7,12 +7,11 @@ tables give the same bits on every machine, so that a task that runs twice draws
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Floats, Ints, Singles, jit
+from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles, Uint32s
+from dpdask.kernels.jit import jit
 
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
-Cells = NDArray[np.uint16] | NDArray[np.uint32]
+Cells = Shorts | Uint32s
 
 LOWEST, HIGHEST = -4.0, 2.0  # how far the logarithm of a cell's weights may move in one visit
 _STEPS = 9

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpdask.kernels.jit import Flags, Floats, Words, jit
+from dpdask.arrays import Flags, Floats, Words
+from dpdask.kernels.jit import jit
 from dpdask.kernels.rank import UNIT, first_knot, guide, uniforms
 
 N_CELLS = 2**14

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy import uint64
 
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words
 from dpdask.kernels.channel import TOTAL_BITS, integer_weights
-from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words, jit
+from dpdask.kernels.jit import jit
 
 UNIT = 2.0**-53  # of a uniform number: what the upper bits of a word are counted in
 

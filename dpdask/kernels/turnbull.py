@@ -14,7 +14,8 @@ import numpy as np
 from scipy import linalg, sparse
 from threadpoolctl import threadpool_limits
 
-from dpdask.kernels.jit import Flags, Floats, Ints, jit
+from dpdask.arrays import Flags, Floats, Ints
+from dpdask.kernels.jit import jit
 
 MAX_ATOMS = 6000
 """Newton's steps hold two square matrices of this size: 0.6 GB."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archived, Contents, Json, Named
+from dpdask.arrays import Uint32s
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins, cells
 from dpdask.codec import Codec, codec_for
 from dpdask.kernels.marginals import MAX_LEVELS
@@ -188,7 +189,7 @@ def draw_records(
     columns: CutColumns,
     chunks: Iterable[Iterable[Codes]],
     open_stream: Callable[[str], Rng],
-    places: Mapping[str, NDArray[np.uint32]] | None = None,
+    places: Mapping[str, Uint32s] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield records: their cells, with a value drawn inside each.
 

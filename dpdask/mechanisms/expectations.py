@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.archive import Json, Named
+from dpdask.arrays import Floats
 from dpdask.cells import DEFAULT_BINS, CutColumns, cells
 from dpdask.channels import calibrate, compute_squared, compute_zero_one, laplace, optimal
 from dpdask.codec import Codec, Codecs
@@ -59,8 +59,6 @@ _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by
 _N_RANKS = 48  # as the optimal channel cuts ranks
 _MOST_LEVELS = 48  # beyond, the program takes longer than a plan should
 _N_DRAWN = 2**13
-
-Floats = NDArray[np.float64]
 
 
 def estimate_kept(codec: Codec, epsilon: float, channel: str) -> float | None:

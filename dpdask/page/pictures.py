@@ -16,8 +16,8 @@ from unicodedata import east_asian_width
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Ints
 from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest
@@ -86,8 +86,6 @@ def _read_groups(
 MAX_BARS = 24
 MISSING = "missing"
 _TAIL = 0.005
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +297,7 @@ _MOST_NUMBERS, _MOST_LABELS, _MOST_TICKS = 7, 16, 6
 _LEGEND = 64  # the width of the legend of colours
 _BLUES = np.array([[247, 251, 255], [198, 219, 239], [107, 174, 214], [33, 113, 181], [8, 48, 107]])
 
-Numbers = NDArray[np.float64]
+Numbers = Floats
 
 
 def draw_histogram(histogram: ReleasedHistogram) -> str:
@@ -417,7 +415,7 @@ def _address(kind: str, data: bytes) -> str:
 MAX_ASSOCIATED = 16
 _MAX_CODES = 10
 
-Codes = NDArray[np.int64]
+Codes = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Ints, Words
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon
-from dpdask.kernels.jit import Floats, Words
 from dpdask.kernels.rank import RankNoise
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, epsilon
 from dpdask.privacy.noise import perturb
@@ -28,7 +28,7 @@ _N_THRESHOLDS = 256
 _DIGITS = 1e-9  # relative: what 53 bits of a probability can change in an ε
 _SLACK = 1e-12  # of logarithms of whole numbers below 2**63, summed over at most 8 digits
 
-Counts = NDArray[np.int64]
+Counts = Ints
 Measure = Callable[[Counts], Counts]
 
 

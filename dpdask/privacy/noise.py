@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Ints
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, round_up
 from dpdask.streams import Rng, words
@@ -26,7 +26,7 @@ MAX_COUNT = 2**53
 MAX_SCALE = 2.0**48
 _CHUNK = 2**14
 
-Counts = NDArray[np.int64]
+Counts = Ints
 
 
 def laplace_scale(sensitivity: int, epsilon: float) -> float:
@@ -146,7 +146,7 @@ def _secure(make: Callable[..., Any], metric: Any, scale: float, counts: Counts)
     return np.concatenate(drawn).reshape(counts.shape)
 
 
-def _uniforms(rng: Rng, n: int) -> NDArray[np.float64]:
+def _uniforms(rng: Rng, n: int) -> Floats:
     """Return n uniform numbers in (0, 1], from one raw word each."""
     return ((words(rng, n) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from dpdask.arrays import Floats, Ints
 from dpdask.cells import Cells, ends
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
@@ -33,8 +33,7 @@ COUNTS = pa.schema(
     ]
 )
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Counts = Ints
 
 
 AGAIN, IN_CELLS = ", again", " in cells"  # ends of labels

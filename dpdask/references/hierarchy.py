@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Floats, Ints
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
 from dpdask.codec import Codec, ValueCodec, float_type
 from dpdask.kernels.channel import project, project_each
@@ -32,8 +33,7 @@ _EDGE = 0.5  # how many are taken from the block beyond
 _DOUBT = 1.0  # of a sum of children
 _FREQUENT = 4.0  # times as many rows as the neighbours have: most have one number
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Counts = Ints
 Number = TypeVar("Number", np.int64, np.float64)
 
 
@@ -224,7 +224,7 @@ class Hierarchy:
 
 
 def _combine(
-    own: Floats, children: Floats, factors: Floats, present: NDArray[np.bool_]
+    own: Floats, children: Floats, factors: Floats, present: Flags
 ) -> tuple[Floats, Floats]:
     """Return counts averaged with the sums of their children, and the variances' factors."""
     below = np.where(present, factors, 0.0).sum(axis=-1)

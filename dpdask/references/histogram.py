@@ -10,15 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
+from dpdask.arrays import Floats
+from dpdask.arrays import Ints as Counts
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
 from dpdask.codec import Codecs, float_type
 from dpdask.errors import DataError, InputError
 from dpdask.kernels.channel import project
-from dpdask.kernels.jit import Ints as Counts
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import (
     Adjacency,
@@ -55,8 +55,6 @@ MAX_BINS = 2**15
 _FREQUENT = 0.01  # of the rows
 _FAR = 10  # times all other cells together: a declared cell at an end that is wider is doubtful
 _EXPECTED = "a number of cells, or a list of the first value of each cell, is expected"
-
-Floats = NDArray[np.float64]
 
 
 def _as_bins(value: object) -> object:

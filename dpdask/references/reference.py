@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.archive import Archived
+from dpdask.arrays import Floats
 from dpdask.cells import Cells
 from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document
@@ -96,7 +96,7 @@ MARGINS = "margins: each column's own distribution, and nothing of how they depe
 class LevelDistribution:
     """The probability of each level: float64 array of shape (n_levels,), summing to 1, zeros allowed."""
 
-    probabilities: NDArray[np.float64]
+    probabilities: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -105,8 +105,8 @@ class RankDistribution:
 
     # Float64 arrays of one length, at most 2**16 + 2 * atoms + 1, both non-decreasing: the cdf is
     # linear between the knots and jumps where x repeats. c runs from the probability of null to 1.
-    x: NDArray[np.float64]
-    c: NDArray[np.float64]
+    x: Floats
+    c: Floats
     rank_error: float  # by how much the cdf may differ from that of the rows it was made of
     # Of noisy counts, where rows may be and how many the counts put beyond, as a card has it:
     # `Hierarchy.describe_support`.
@@ -146,9 +146,9 @@ def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distri
 
 def make_continuous(
     codec: ValueCodec,
-    values: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    atom_weights: NDArray[np.float64],
+    values: Floats,
+    weights: Floats,
+    atom_weights: Floats,
     null_weight: float,
     rank_error: float,
 ) -> RankDistribution:
@@ -169,7 +169,7 @@ def make_continuous(
     return RankDistribution(x, np.append(null + (1.0 - null) * c[:-1], 1.0), rank_error)
 
 
-def check_levels(codec: LevelCodec, probabilities: NDArray[np.float64]) -> LevelDistribution:
+def check_levels(codec: LevelCodec, probabilities: Floats) -> LevelDistribution:
     """Return declared probabilities as a distribution, rescaled to sum to 1 exactly."""
     where, hint = f"column {codec.name!r}", "correct the job's reference"
     if len(probabilities) != codec.n_levels:

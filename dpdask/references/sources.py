@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from dpdask.arrays import Floats
 from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec, float_type
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
@@ -280,9 +280,7 @@ def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
     return make_continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
 
 
-def _sample_points(
-    distribution: Any, lattice: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _sample_points(distribution: Any, lattice: bool) -> tuple[Floats, Floats]:
     """Return points and masses whose continualised cdf agrees with `distribution` at every point."""
     grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
     points = np.asarray(distribution.ppf(grid), dtype=np.float64)

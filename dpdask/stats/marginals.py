@@ -11,11 +11,12 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from dpdask.arrays import Codes, Ints
 from dpdask.cells import CutColumns
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
-from dpdask.kernels.jit import Ints, jit
-from dpdask.kernels.marginals import MAX_LEVELS, Codes
+from dpdask.kernels.jit import jit
+from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.stats.statistic import Chosen, FoldCounter
 from dpdask.streams import Streams
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Floats, Ints
 from dpdask.errors import DataError, SpecError
-from dpdask.kernels.jit import Flags, Floats
 
-Counts = NDArray[np.int64]
+Counts = Ints
 
 MAX_KNOTS = 2**30
 """Above this the pair of cells of a range has no int64 key."""

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.arrays import Bytes, Flags, Floats, Ints, Words
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
 from dpdask.kernels.hashing import siphash
-from dpdask.kernels.jit import Flags, Floats, Ints, Words
 from dpdask.stats.statistic import Chosen, as_words, encode
 from dpdask.streams import RunKey, Streams, stream, words
 
@@ -46,7 +45,7 @@ class Records:
     keys: Words  # uint64 array of shape (n, n_columns): each record's values as words
     # Uint8 array of shape (n,): a row has grade g or more with probability 2**-g, by a keyed word
     # of its own.
-    grades: NDArray[np.uint8]
+    grades: Bytes
     counts: Ints  # int64 array of shape (n,): how many rows the entry stands for
     # Rows of a lower grade are left out: the records are a sample of 2**-least of the rows.
     least: int = 0
@@ -97,7 +96,7 @@ class _Table:
         self._entries = np.empty((0, n_columns + 2), dtype=np.uint64)
         self._slots = np.zeros(0, dtype=np.uint64)
 
-    def add(self, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> None:
+    def add(self, keys: Words, grades: Bytes, counts: Ints, least: int) -> None:
         """Count further rows, or records with their counts; see `Records` and `kernels.hashing.add_rows`."""
         if least > self._least:
             self._leave_out(least)
@@ -349,7 +348,7 @@ class UnitBounds(_UnitRows, Archived):
             units, hashes, positions, self.units, self.hashes, self.positions
         )
 
-    def weigh(self, units: Words, max_rows: int) -> NDArray[np.float64]:
+    def weigh(self, units: Words, max_rows: int) -> Floats:
         """Return how many rows of the table each released row of some units stands for.
 
         Parameters

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Words
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.kernels import rank as ecdf
 from dpdask.kernels.channel import find_codes
-from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words
 from dpdask.streams import Streams
 
 _NULL = np.uint64(0x9E3779B97F4A7C15)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pydantic import Field
 
+from dpdask.arrays import Flags, Floats
 from dpdask.documents import Document
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.html import read_file, render_page
@@ -32,9 +32,6 @@ from dpdask.mechanisms.interval.ranges import Narrowing, Partition
 from dpdask.mechanisms.interval.release import ends_of
 from dpdask.streams import RunKey, stream, words
 
-Floats = NDArray[np.float64]
-
-Flags = NDArray[np.bool_]
 ANSWER_FORMAT = 1
 CONVENTION = "the value is more than lower and at most upper; -inf and inf: open"
 _EPOCH = dt.date(1970, 1, 1).toordinal()

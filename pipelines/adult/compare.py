@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from dpdask.arrays import Codes
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
 from dpdask.kernels.channel import project
-from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import (
     CopulaOptions,
     Records,

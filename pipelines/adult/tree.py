@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpdask.arrays import Codes
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
-from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism, fit_tree, measure_tree

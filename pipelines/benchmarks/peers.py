@@ -46,7 +46,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from dpdask.kernels.marginals import Codes
+from dpdask.arrays import Codes
 from dpdask.stats import Domain
 from pipelines.adult.compare import read_case
 from pipelines.benchmarks.records import Truth

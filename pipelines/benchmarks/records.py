@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from dpdask.kernels.marginals import Codes, count_clique, count_pairs
+from dpdask.arrays import Codes
+from dpdask.kernels.marginals import count_clique, count_pairs
 from dpdask.mechanisms.copula.fit import Records, fit_copula
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, denoise, pair_cells
 from dpdask.stats import Domain

@@ -11,9 +11,9 @@ from typing import Literal, cast
 
 import numpy as np
 import scipy  # its modules are imported when they are first used
-from numpy.typing import NDArray
 from pydantic import Field
 
+from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles
 from dpdask.cells import Cells
 from dpdask.documents import Document
 from dpdask.errors import InternalError
@@ -25,7 +25,6 @@ from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import model as raking
 from dpdask.mechanisms.copula.model import (
     MOST_CELLS,
-    Codes,
     CopulaModel,
     Node,
     check_kept,
@@ -49,7 +48,6 @@ from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
 from dpdask.streams import Rng, RunKey, stream, words
 
-Floats = NDArray[np.float64]
 Records = Literal["raked", "copula"]
 """Where records come from: the copula's, weighted to the denoised tables and drawn again, or the copula's own."""
 
@@ -192,7 +190,7 @@ class _Fit:
             of_latents = levels[len(levels) - len(numbers) :]
             self._latent[self._starts[attribute] + of_latents] = numbers
             self._n_latents += len(numbers)
-        self._offsets: dict[int, NDArray[np.float32]] = {}
+        self._offsets: dict[int, Singles] = {}
         self._cuts = scipy.special.ndtri(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
     def model(self, wanted: list[Floats], rng: Rng) -> tuple[CopulaModel, FitReport, Codes]:
@@ -239,7 +237,7 @@ class _Fit:
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
 
-    def _arrange(self, matrix: Floats) -> tuple[list[int], NDArray[np.int64]]:
+    def _arrange(self, matrix: Floats) -> tuple[list[int], Ints]:
         """Return the first latent variable of each attribute of the tree, and the latent variables in the order of the factor.
 
         Attributes whose levels depend least on others come first: the factor's rows of later ones
@@ -256,15 +254,13 @@ class _Fit:
         return firsts.tolist(), np.concatenate(order)
 
     @step("fitting: the calibration of levels")
-    def _calibrate(
-        self, factor: NDArray[np.float32], firsts: list[int], rng: Rng
-    ) -> tuple[list[Node], Codes]:
+    def _calibrate(self, factor: Singles, firsts: list[int], rng: Rng) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
         drawn = latent.room_for(self._n_latents, n)
         draw_latents(latent.pack(factor), n, rng, drawn)
         place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}
         nodes: list[Node] = []
-        found: list[NDArray[np.uint16]] = []
+        found: list[Shorts] = []
         codes = np.empty((len(self.tree), n), dtype=self.cleaned.domain.code_dtype)
         for first, (attribute, parent) in zip(firsts, self.tree, strict=True):
             levels = self.levels[attribute]
@@ -441,7 +437,7 @@ def choose_triples(
 
 def _expect(
     first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None
-) -> dict[Clique, NDArray[np.int64]]:
+) -> dict[Clique, Ints]:
     """Return the expected tables, in whole rows, of records that match the two-way tables: a function of the noisy tables alone."""
     # no secret: it decides only which sample stands for the model
     rng = stream(RunKey.insecure(0), "copula/expected", "")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles
 from dpdask.errors import SpecError
 from dpdask.kernels import correlation as latent_kernel
 from dpdask.kernels import decode as decode_kernel
@@ -24,10 +24,7 @@ from dpdask.stats import Domain
 from dpdask.steps import step
 from dpdask.streams import Rng, RunKey, Stream, stream, words
 
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
-Floats = NDArray[np.float64]
-Weights = NDArray[np.float32]
-Ints = NDArray[np.int64]
+Weights = Singles
 
 SWEEPS, FEW_SWEEPS = 6, 4  # visits of each table, and of each of many tables
 _MANY_TABLES = 300
@@ -252,15 +249,15 @@ class Node:
     attribute: int
     parent: int  # the place in the order of its parent, or -1
     # Uint16 array: the levels that a record can have; an empty level has no latent variable.
-    levels: NDArray[np.uint16]
+    levels: Shorts
     # Its first latent variable; attributes have theirs in any order. There is one for each level;
     # for two levels, one, of the second.
     first: int
     # Float64 array of shape (n_groups, len(levels)): the levels' probabilities given each level of
     # the parent.
-    probabilities: NDArray[np.float64]
+    probabilities: Floats
     # Float32 array of the same shape: what calibration adds to the latent variables.
-    offsets: NDArray[np.float32]
+    offsets: Singles
 
     @property
     def n_latents(self) -> int:
@@ -318,7 +315,7 @@ class CopulaModel:
     nodes: tuple[Node, ...]
     # Float32 array of shape (n_latents, n_latents): the Cholesky factor of the latent variables'
     # correlations.
-    factor: NDArray[np.float32]
+    factor: Singles
     # The tables that records are raked to; None if records are the copula's own.
     targets: Targets | None = None
     # How places inside cells depend on each other; None if no two numbers do.
@@ -403,7 +400,7 @@ class CopulaModel:
 
     def _decode(self, drawn: latent_kernel.Latents, out: Codes, rng: Rng) -> None:
         """Write the records of some rows of latent variables."""
-        found: list[NDArray[np.uint16]] = []
+        found: list[Shorts] = []
         root = np.zeros(out.shape[1], dtype=np.uint16)
         for node in self.nodes:
             groups = root if node.parent < 0 else found[node.parent]
@@ -447,7 +444,7 @@ def draw_latents(
         )
 
 
-def draw_uniforms(rng: Rng, n: int) -> NDArray[np.float64]:
+def draw_uniforms(rng: Rng, n: int) -> Floats:
     """Return n uniform numbers in [0, 1)."""
-    result: NDArray[np.float64] = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    result: Floats = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result

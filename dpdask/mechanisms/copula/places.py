@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy  # its modules are imported when they are first used
-from numpy.typing import NDArray
 
+from dpdask.arrays import Codes, Flags, Floats, Ints, Uint32s
 from dpdask.cells import Cells
 from dpdask.kernels import correlation as latent
 from dpdask.kernels import normal
@@ -18,10 +18,6 @@ from dpdask.mechanisms.marginals.noise import Denoised, PairGroup
 from dpdask.stats import Domain
 from dpdask.steps import step
 from dpdask.streams import Rng, words
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
 _MOST_PARTNERS = (
     8  # columns that a column's score depends on: those with the strongest correlations
@@ -77,7 +73,7 @@ class Places:
         if not ((self.deviations >= 1e-3) & (self.deviations <= 1.0)).all():
             raise ValueError("the deviation of a score is not between 0 and 1")
 
-    def draw(self, codes: Codes, domain: Domain, rng: Rng) -> dict[str, NDArray[np.uint32]]:
+    def draw(self, codes: Codes, domain: Domain, rng: Rng) -> dict[str, Uint32s]:
         """Return where in their cells the values of some records lie: of each column, shares of 2**32.
 
         Parameters
@@ -229,7 +225,7 @@ def _correlation(group: PairGroup, number: int, first: _Ordered, second: _Ordere
     return float((squares * r).sum() / max(float(squares.sum()), 1e-300))
 
 
-def _regress(matrix: Floats, strong: NDArray[np.bool_]) -> tuple[Ints, Floats, Floats]:
+def _regress(matrix: Floats, strong: Flags) -> tuple[Ints, Floats, Floats]:
     """Return the regression of each score on those with the strongest correlations."""
     n, most = len(matrix), min(_MOST_PARTNERS, int(strong.sum(axis=1).max()))
     partners, weights = np.zeros((n, most), dtype=np.int64), np.zeros((n, most))

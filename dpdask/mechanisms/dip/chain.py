@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Json, Named
+from dpdask.arrays import Ints, Words
 from dpdask.codec import Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.kernels.jit import Ints, Words
 from dpdask.mechanisms.dip.columns import (
     RankRandomiser,
     fit_ranks,

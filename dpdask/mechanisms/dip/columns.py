@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words
 from dpdask.channels import (
     LevelChannel,
     calibrate,
@@ -30,7 +31,6 @@ from dpdask.kernels import chain as chain_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as bins_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words
 from dpdask.mechanisms.dip.spec import (
     N_BINS,
     ChannelKind,

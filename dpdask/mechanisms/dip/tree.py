@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents, Json, Named
+from dpdask.arrays import Flags, Floats, Indices, Int32s, Shorts, Words
 from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.channels import (
     MAX_OPTIMAL_LEVELS,
@@ -26,7 +26,6 @@ from dpdask.codec import Codec, Codecs
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.kernels.jit import Flags, Floats, Int32s, Shorts, Words
 from dpdask.mechanisms.dip.spec import (
     ChannelKind,
     Cost,
@@ -66,7 +65,7 @@ _ARRAYS = ("weights", "edges", "possible", "fine_edges", "masses")
 MAX_SHOWN = 2**17  # probabilities of a tree's channels: some megabytes of card
 MAX_WEIGHTS = 2**24  # 300 megabytes of channels and their tables, in each process
 
-Channels = Mapping[str, tuple[str | None, NDArray[np.uint64]]]
+Channels = Mapping[str, tuple[str | None, Words]]
 
 _STAND_IN_ROWS = 2**14
 _EMPTY = 1e-9  # a conditional probability below which a level is not released
@@ -517,7 +516,7 @@ def _fit_channels(
     return found
 
 
-def _in_order(column: Cells) -> NDArray[np.intp]:
+def _in_order(column: Cells) -> Indices:
     """Return the possible cells as their values lie on the line, null first.
 
     An atom stands after the cell that it ends.

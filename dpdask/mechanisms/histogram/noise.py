@@ -9,11 +9,10 @@ from functools import lru_cache
 from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.arrays import Codes, Ints
 from dpdask.errors import InputError, SpecError
-from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.marginals.noise import check_n_rows, share_of_cells
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
@@ -26,7 +25,7 @@ from dpdask.privacy.events import (
 from dpdask.stats.marginals import Domain, JointCounts, codes_of, merge_cells, n_cells
 from dpdask.streams import Rng, RunKey, stream, words
 
-Counts = NDArray[np.int64]
+Counts = Ints
 
 _DIGITS = Context(prec=200)
 _FIXED = 384  # bits after the point of the binomial weights, relative to the largest

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Named
+from dpdask.arrays import Floats, Ints
 from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.codec import ValueCodec, is_real
 from dpdask.errors import SpecError
-from dpdask.kernels.jit import Floats, Ints
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dpdask.arrays import Floats
 from dpdask.codec import Codec
 from dpdask.errors import SpecError
-from dpdask.kernels.jit import Floats
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
 from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_column
 from dpdask.mechanisms.interval.design import (

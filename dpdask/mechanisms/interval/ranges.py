@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from dpdask.arrays import Flags, Floats, Words
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import ranges as kernel
-from dpdask.kernels.jit import Flags, Floats, Words
 from dpdask.kernels.ranges import LEVELS, Acceptable, Quantiles, Steps
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.streams import Rng, words

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Contents, Named
+from dpdask.arrays import Flags, Floats, Words
 from dpdask.codec import Codec, Codecs, codec_for, is_real
 from dpdask.errors import SpecError
-from dpdask.kernels.jit import Flags, Floats, Words
 from dpdask.mechanisms.dip.columns import ColumnMechanism, DipRelease, LevelMechanism
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser

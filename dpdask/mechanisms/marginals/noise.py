@@ -15,11 +15,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.arrays import Flags, Floats, Ints
 from dpdask.cells import Cells
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.channel import project
-from dpdask.kernels.jit import Flags, Floats, Ints
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
     CentralEvent,
@@ -280,7 +280,7 @@ def draft_scores(budget: Budget, weight: float, n: int) -> DiscreteGaussian:
     )
 
 
-Counts = NDArray[np.int64]
+Counts = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

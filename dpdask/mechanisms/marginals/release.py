@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive
+from dpdask.arrays import Ints
 from dpdask.errors import SpecError
-from dpdask.kernels.jit import Ints
 from dpdask.mechanisms.columns import ReleasedCounts
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.stats import Clique
