@@ -100,7 +100,7 @@ class Archive:
         try:
             with _READING, np.load(io.BytesIO(data), allow_pickle=False) as members:
                 _check_sizes(members.zip)
-                header = _header(members)
+                header = json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
                 found, oldest = header["format"], self.oldest or self.format
                 is_known = type(found) is int and oldest <= found <= self.format
                 if is_known and header["kind"] == self.kind:
@@ -155,10 +155,6 @@ def salt(data: bytes, secret: bytes) -> bytes:
     with zipfile.ZipFile(buffer, "a") as members:
         members.comment = secret
     return buffer.getvalue()
-
-
-def _header(members: Named) -> Any:
-    return json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
 
 
 def _tag_date(value: object) -> dict[str, str]:

@@ -210,13 +210,13 @@ class Gateway(_Started):
     """Whether a server on another machine may be used without `https`."""
 
 
-def _default_kind(block: Any) -> Any:
-    return {"kind": "threads", **block} if isinstance(block, Mapping) else block
-
-
 Cluster: TypeAlias = Threads | Synchronous | Local | Address | Slurm | Kubernetes | Gateway
 ClusterBlock: TypeAlias = Annotated[
-    Cluster, Field(discriminator="kind"), BeforeValidator(_default_kind)
+    Cluster,
+    Field(discriminator="kind"),
+    BeforeValidator(
+        lambda block: {"kind": "threads", **block} if isinstance(block, Mapping) else block
+    ),
 ]
 """What stands under `cluster:` in a job; without a kind it is `threads`."""
 

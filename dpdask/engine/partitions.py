@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dpdask.engine.compute import Progress, guard, make_stage, run_stage
+from dpdask.engine.compute import guard, make_stage, run_stage
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragment import Fragment
@@ -133,7 +133,6 @@ def check_partitions(
     columns: Sequence[str],
     *,
     takes_empty: bool,
-    progress: Progress | None = None,
 ) -> None:
     """Check the values of partition columns in a table, before anything is charged; only these columns are read, which are kept.
 
@@ -145,7 +144,7 @@ def check_partitions(
     reading = Reading(work=work, columns=tuple(columns))
     arguments = [(fragment,) for fragment in fragments]
     stage = make_stage("partitions", list_values, arguments, reading, join_values)
-    found = join_values([*chain.from_iterable(run_stage(stage, progress))])
+    found = join_values([*chain.from_iterable(run_stage(stage))])
     where = f"column {columns[0]!r}" if len(columns) == 1 else f"columns {', '.join(columns)}"
     if len(found) > MAX_PARTITIONS:
         what = f"its values would make more than {MAX_PARTITIONS:,} partitions"

@@ -93,7 +93,8 @@ def _widen_nested(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataTy
     inner = [widen(*(each.type for each in pair), lake=lake) for pair in zip(*fields, strict=False)]
     if any(type_ is None for type_ in inner):
         return None
-    if all(map(_is_list, types)):
+    kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if all(any(is_kind(type_) for is_kind in kinds) for type_ in types):
         return (pa.large_list if any(map(pa.types.is_large_list, types)) else pa.list_)(inner[0])
     if all(map(pa.types.is_map, types)):
         return pa.map_(*inner)
@@ -101,11 +102,6 @@ def _widen_nested(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataTy
     if not all(map(pa.types.is_struct, types)) or names != other_names:
         return None
     return pa.struct(zip(names, inner, strict=True))
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_kind(type_) for is_kind in kinds)
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -76,18 +76,14 @@ def compare_keys(
     return Remaining(left, keys[~(again | twice)], again=False)
 
 
-def list_keys(
-    table: InputTable, rules: Growing, salt: bytes, progress: Progress | None = None
-) -> Iterator[Keys]:
+def list_keys(table: InputTable, rules: Growing, salt: bytes) -> Iterator[Keys]:
     """Yield the keys of a table's rows, about as many at a time as a file takes."""
-    columns, group, n_rows = tuple(rules.row_key or ()), list[Fragment](), 0
+    group, n_rows = list[Fragment](), 0
     for fragment in table.fragments:
         group, n_rows = [*group, fragment], n_rows + (fragment.n_rows or KEYS_PER_FILE)
-        if n_rows >= KEYS_PER_FILE:
-            yield np.concatenate(_digest(group, columns, salt, table, progress))
+        if n_rows >= KEYS_PER_FILE or fragment is table.fragments[-1]:
+            yield np.concatenate(_digest(group, rules.row_key or (), salt, table, None))
             group, n_rows = [], 0
-    if group:
-        yield np.concatenate(_digest(group, columns, salt, table, progress))
 
 
 def check_alike(table: InputTable, columns: Sequence[str], progress: Progress | None) -> None:

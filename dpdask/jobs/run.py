@@ -217,11 +217,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
                     if not growth.is_changed() and state.peek() is None:
                         growth.advance(opened.table)
                         state.remove_rest()
-            nothing = Manifest(job=job.digest, shards=(), card_sha256="")
-            left_out = opened.table.left_out
-            return outcome or Outcome(
-                status="nothing new", output=job.output_url, manifest=nothing, warnings=left_out
-            )
+            return outcome or _find_nothing(job, opened.table.left_out)
         following = growth.extend(opened.table)
         following.account.check_room(name_run(unfinished))
         opened.check(job, state.publication)
@@ -247,6 +243,12 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
 
 def _name_now(release: str, _: bytes) -> str:
     return release
+
+
+def _find_nothing(job: Job, left_out: tuple[str, ...] = ()) -> Outcome:
+    """Return the outcome of a growing table without new rows."""
+    nothing = Manifest(job=job.digest, shards=(), card_sha256="")
+    return Outcome(status="nothing new", output=job.output_url, manifest=nothing, warnings=left_out)
 
 
 def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:
@@ -302,8 +304,7 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
     if attempt.growth and job.growing.row_key is not None and not opened.table.fragments:
         attempt.growth.advance(opened.table)
         state.remove_rest()
-        nothing = Manifest(job=job.digest, shards=(), card_sha256="")
-        return Outcome(status="nothing new", output=job.output_url, manifest=nothing)
+        return _find_nothing(job)
     try:
         outcome = _advance(attempt)
     except DpdaskError as error:
@@ -384,7 +385,10 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         if strict:
             # rows are read from here on, and a refusal costs as much as a release
             charge(job, state, reached)
-        _check_repeats(attempt)
+        # no file may hold the rows of another one, as far as bytes and hashes tell
+        opened.check_copies()
+        if attempt.growth is not None:
+            attempt.growth.check_alike(opened, attempt.progress)
         reached = _fit(attempt, reached)
     else:
         # already charged, unless the job got its ledger, or another one, since then
@@ -466,13 +470,6 @@ def _end(attempt: _Attempt, reached: RunRecord) -> list[str]:
     if not left:  # else the next run finds the record, and does the rest
         tidy(partial(state.remove, reached.run_id), "what it kept in its hidden folder is left")
     return left
-
-
-def _check_repeats(attempt: _Attempt) -> None:
-    """Check that no file holds the rows of another one, as far as bytes and hashes tell."""
-    attempt.opened.check_copies()
-    if attempt.growth is not None:
-        attempt.growth.check_alike(attempt.opened, attempt.progress)
 
 
 def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:

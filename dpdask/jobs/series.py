@@ -444,7 +444,10 @@ def describe_release(
         if number == 0
         else " The reference and the channels are those of release 0; no row of this release was held out."
     )
-    total, log = sum_series(sizes, unit), _describe_log(followed) + _describe_keys(rules)
+    total, log = sum_series(sizes, unit), _describe_log(followed)
+    if rules.repeated == "skip" and rules.row_key is not None:
+        names = list_names(rules.row_key, 8)
+        log += f"A row is left out if one with the same {names} was released before. "
     cost = _describe_total(sizes, unit, has_holdout=has_holdout)
     text = f"Release {number} of a growing table: {rows}.{reference} {log}{cost}{_PUBLIC}"
     about: dict[str, Any] = {
@@ -464,12 +467,6 @@ def tell_log(followed: Followed) -> dict[str, Any]:
         "ignored_commits": followed.n_ignored,
         "declared_version": followed.declared,
     }
-
-
-def _describe_keys(rules: Growing) -> str:
-    if rules.repeated != "skip" or rules.row_key is None:
-        return ""
-    return f"A row is left out if one with the same {list_names(rules.row_key, 8)} was released before. "
 
 
 def _describe_log(followed: Followed | None) -> str:

@@ -304,20 +304,13 @@ def draw_histogram(histogram: ReleasedHistogram) -> str:
     """Return the address of an image of a histogram: a bar for each level or cell, with its margin."""
     labels = [shorten(bar.label) for bar in histogram.bars]
     left, bottom = _EDGE + _find_width(labels) + 2 * _TICK, _EDGE + _LINE * len(labels)
-    margins = [bar.margin or 0.0 for bar in histogram.bars]
-    most = (
-        max(
-            100 * (bar.share + bar.margin) if bar.margin else 100 * bar.share
-            for bar in histogram.bars
-        )
-        or 1.0
-    )
+    most = max(100 * (bar.share + (bar.margin or 0.0)) for bar in histogram.bars) or 1.0
     scale = (_WIDTH - left - 2 * _EDGE) / most
     bars = []
-    for place, (bar, margin) in enumerate(zip(histogram.bars, margins, strict=True)):
+    for place, bar in enumerate(histogram.bars):
         ends = None
         if bar.margin is not None:
-            low, high = max(0.0, bar.share - margin), bar.share + margin
+            low, high = max(0.0, bar.share - bar.margin), bar.share + bar.margin
             ends = (left + 100 * low * scale, left + 100 * high * scale)
         y = _EDGE + _LINE * (place + 0.5)
         bars.append(

@@ -60,14 +60,6 @@ class UnitColumn(Document):
         return f"{self.column}_weight" if self.publish_counts else None
 
 
-def _whole_zero(delta: float) -> float:
-    return delta or 0  # not 0.0: a card and a job's digest are bytes, and say `0`
-
-
-def _as_it_is(delta: float) -> Any:
-    return delta
-
-
 class Budget(Document):
     """The privacy budget that a job declares."""
 
@@ -76,8 +68,9 @@ class Budget(Document):
     delta: Annotated[
         float,
         Field(ge=0, lt=1, allow_inf_nan=False),
-        AfterValidator(_whole_zero),
-        PlainSerializer(_as_it_is),
+        # not 0.0: a card and a job's digest are bytes, and say `0`
+        AfterValidator(lambda delta: delta or 0),
+        PlainSerializer(lambda delta: delta),
     ] = 0
     """δ, in [0, 1). Mechanisms that release rows one by one need none, and take none."""
     adjacency: Adjacency = "replace-one"

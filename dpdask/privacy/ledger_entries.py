@@ -102,7 +102,8 @@ class Charge:
     @property
     def alone(self) -> Charge:
         """The same charge outside any series: it always counts in full."""
-        return Charge(epsilon=self.epsilon, delta=self.delta, event=leave_series(self.event))
+        event = {name: value for name, value in self.event.items() if name != KEY}
+        return Charge(epsilon=self.epsilon, delta=self.delta, event=event)
 
 
 FREE = Charge(epsilon=0.0)
@@ -577,11 +578,6 @@ def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _leaves(inner)
 
 
-def leave_series(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event without its place in a series, so that it is charged in full."""
-    return {name: value for name, value in event.items() if name != KEY}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A release that a card tells of, as a ledger would have charged it."""
@@ -602,8 +598,11 @@ class Claim:
             return next(
                 (run for run in named if not self._exceeds(book.standing[run].charge)), None
             )
-        imported = (book.standing[run] for run in named)
-        return next((entry.run_id for entry in imported if self._is_in(entry)), None)
+        for entry in (book.standing[run] for run in named):
+            same = (entry.release, entry.charge) == (self.entry, self.charge)
+            if entry.kind == "import" and same:
+                return entry.run_id
+        return None
 
     def costs_more(self, other: Claim | None) -> bool:
         """Return whether it claims a larger ε or δ than another claim; True without one."""
@@ -611,9 +610,6 @@ class Claim:
 
     def _exceeds(self, charge: Charge) -> bool:
         return self.charge.epsilon > charge.epsilon or self.charge.delta > charge.delta
-
-    def _is_in(self, entry: Entry) -> bool:
-        return entry.kind == "import" and (entry.release, entry.charge) == (self.entry, self.charge)
 
     def choose_name(self, book: Book) -> str:
         """Return the name under which it is recorded: its own, unless the ledger has another charge of that name."""
