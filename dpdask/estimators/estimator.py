@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 import warnings
 from abc import ABC
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from dpdask.estimators.frames import (
 from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release, Rows
 from dpdask.io.storage import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, Folder
 from dpdask.mechanisms.expectations import (
+    Planned,
     describe_promise,
     describe_steps,
     list_noise,
@@ -46,7 +46,7 @@ Made = TypeVar("Made", bound=Release)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FramePlan:
+class FramePlan(Planned):
     """What a fit would do; nothing is computed for it.
 
     Attributes
@@ -74,17 +74,6 @@ class FramePlan:
         The error that a fit would raise since the dataset's budget is too small; None if it is
         large enough.
     """
-
-    guarantee: str
-    stages: tuple[str, ...]
-    epsilons: Mapping[str, float]
-    reference_epsilons: Mapping[str, float]
-    warnings: tuple[str, ...]
-    expectations: tuple[str, ...]
-    ledger: Mapping[str, Any] | None
-    noise: tuple[Mapping[str, Any], ...] = ()
-    seconds: tuple[float, ...] = ()
-    refusal: BudgetError | None = None
 
     def __repr__(self) -> str:
         return "\n".join(["plan", *describe_steps(self), *describe_promise(self)])

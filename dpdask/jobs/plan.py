@@ -31,6 +31,7 @@ from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_
 from dpdask.jobs.state import RunState, name_run, open_job_run
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.expectations import (
+    Planned,
     describe_promise,
     describe_seconds,
     describe_steps,
@@ -187,7 +188,7 @@ _MODES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Planned):
     """What a run would do."""
 
     name: str
@@ -198,19 +199,7 @@ class Plan:
     # `parquet`, `csv`, `delta` or `iceberg`; the Delta version or the Iceberg snapshot, or None.
     input_format: str
     input_version: int | None
-    stages: tuple[str, ...]
-    # About how long each stage takes, from bytes and usual rates, and on how many threads of
-    # workers; empty and None if the number of workers is not known.
-    seconds: tuple[float, ...]
-    n_workers: int | None
-    # What each privatised column of one released row may cost; empty if no row is released.
-    epsilons: dict[str, float]
-    reference_epsilons: dict[str, float]  # what each noisy histogram costs, if there are any
-    # The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
-    noise: tuple[dict[str, Any], ...]
-    # The dataset's ε spent before and after the run, its limit, whether the run fits, and the share
-    # of the rows that have no ε in some run, before and after this one; None without a ledger.
-    ledger: dict[str, Any] | None
+    n_workers: int | None  # how many threads of workers there are; None if that is not known
     # For each privatised column, how values outside its domain are treated, unless they are
     # refused.
     outside: dict[str, str]
@@ -219,20 +208,14 @@ class Plan:
     date_bounds: dict[str, tuple[str, str]]
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
-    guarantee: str  # who is protected by what, and who is not
     # About how many rows are released; None if no footer tells, or if units are bounded.
     released_rows: int | None
     n_shards: int | None  # at most how many shards, or None
     output: str  # where, as what, and what becomes of what a table holds
     output_format: str
     output_mode: str
-    # The error that a run would end with, as far as no row and no worker tells it; None if it would
-    # go on. As JSON, its exit code and why.
-    refusal: DpdaskError | None
     is_finished: bool  # whether there is nothing to do: the job is released, or no rows are new
     insecure: bool  # whether the noise comes from a seed
-    warnings: tuple[str, ...]
-    expectations: tuple[str, ...]  # how much a released row keeps, or how large noise is
     # Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and
     # `new_rows` (None if no footer tells), the `epsilon` of this release for one unit and of the
     # whole `series_epsilon` after it. Else None.

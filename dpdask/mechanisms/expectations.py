@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -347,48 +346,27 @@ class CellSearch:
         return cut(low)
 
 
-class Planned(Protocol):
-    """What the plans of a job and of a fit have in common; see `jobs.plan.Plan`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the plans of a job and of a fit have in common."""
 
-    @property
-    def stages(self) -> Sentences:
-        """In order, in words."""
-
-    @property
-    def epsilons(self) -> Mapping[str, float]:
-        """What each column of a released row may cost."""
-
-    @property
-    def reference_epsilons(self) -> Mapping[str, float]:
-        """What each noisy histogram costs."""
-
-    @property
-    def noise(self) -> tuple[Named, ...]:
-        """The central noise, as `list_noise` returns it."""
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """About how long each stage takes; empty if that is not known."""
-
-    @property
-    def ledger(self) -> Named | None:
-        """The dataset's ε before and after, and its limit."""
-
-    @property
-    def guarantee(self) -> str:
-        """Who is protected by what, and who is not."""
-
-    @property
-    def expectations(self) -> Sentences:
-        """How much a released row keeps, or how large noise is."""
-
-    @property
-    def warnings(self) -> Sentences:
-        """What to consider before the run."""
-
-    @property
-    def refusal(self) -> DpdaskError | None:
-        """The error that it would end with, if that is known."""
+    guarantee: str  # who is protected by what, and who is not
+    stages: Sentences  # in order, in words
+    # What each privatised column of one released row may cost; empty if no row is released.
+    epsilons: Mapping[str, float]
+    reference_epsilons: Mapping[str, float]  # what each noisy histogram costs, if there are any
+    warnings: Sentences  # what to consider before the run
+    expectations: Sentences  # how much a released row keeps, or how large noise is
+    # The dataset's ε spent before and after the run, its limit, whether the run fits, and the share
+    # of the rows that have no ε in some run, before and after this one; None without a ledger.
+    ledger: Named | None
+    # The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
+    noise: tuple[Named, ...]
+    # About how long each stage takes, from bytes and usual rates; empty if that is not known.
+    seconds: tuple[float, ...] = ()
+    # The error that it would end with, as far as no row and no worker tells it; None if it would
+    # go on. As JSON, its exit code and why.
+    refusal: DpdaskError | None = None
 
 
 def describe_steps(planned: Planned) -> list[str]:
