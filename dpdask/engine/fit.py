@@ -5,7 +5,7 @@ The order is fixed here, so no mechanism can draw noise before it is charged, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -90,7 +90,10 @@ def fit(
         what = "a public table and a mechanism that counts its rows go together"
         raise InternalError(what, None, "report it")
     planned = mechanism
-    mechanism, drawn, number = _read_rounds(mechanism, work)
+    rounds, mechanism = _read_rounds(mechanism, work)
+    # the noise of the last round may be drawn, too
+    drawn = rounds.pop()[1] if rounds and rounds[-1][0] is mechanism else None
+    number = len(rounds)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
     counted = _count(
@@ -144,21 +147,13 @@ def read_measured(mechanism: Mechanism, work: TableWork) -> bytes:
     -------
     They were drawn with noise and charged before; `references.counts` says what a row tells.
     """
-    rounds: list[Iterable[pa.Table]] = []
-    while work.secrets.exists(name := _name_noise(len(rounds))):
-        search = mechanism.search
-        measured = search or mechanism
-        drawn = measured.read_drawn(work.secrets.read(name), work.columns)
-        rounds.append(measured.list_counts(drawn, work.columns))
-        if search is None:
-            break
-        mechanism = mechanism.with_found(search.find(drawn, work.columns))
 
     def list_tables() -> Iterator[pa.Table]:
         seen = set()
-        for tables in reversed(rounds):  # a later round may have drawn more of the same tables
+        # a later round may have drawn more of the same tables
+        for each, drawn in reversed(_read_rounds(mechanism, work)[0]):
             own = set()
-            for table in tables:
+            for table in (each.search or each).list_counts(drawn, work.columns):
                 label = table["table"][0].as_py()
                 own.add(label)
                 if label not in seen:
@@ -196,10 +191,13 @@ def carry_on(
     return Fitted.of_pass(counted, sha256, work.bounds_sha256)
 
 
-def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Archived | None, int]:
-    """Return the mechanism of the round that is reached, the noise of the last round if it was drawn, and the number of the round.
+def _read_rounds(
+    mechanism: Mechanism, work: TableWork
+) -> tuple[list[tuple[Mechanism, Archived]], Mechanism]:
+    """Return the rounds whose noise is drawn and kept, and the mechanism of the round that is reached.
 
-    An earlier driver drew and kept the noise of the rounds before that before it died.
+    An earlier driver may have drawn it before it died. If the last of the rounds is reached, its
+    mechanism is that of the last pair.
 
     Privacy
     -------
@@ -207,14 +205,15 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
     they lie beside the run key in a folder of mode 0700, and whoever can write there can read the
     key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
-    number = 0
-    while work.secrets.exists(name := _name_noise(number)):
+    rounds: list[tuple[Mechanism, Archived]] = []
+    while work.secrets.exists(name := _name_noise(len(rounds))):
         search = mechanism.search
         drawn = (search or mechanism).read_drawn(work.secrets.read(name), work.columns)
+        rounds.append((mechanism, drawn))
         if search is None:
-            return mechanism, drawn, number
-        mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
-    return mechanism, None, number
+            break
+        mechanism = mechanism.with_found(search.find(drawn, work.columns))
+    return rounds, mechanism
 
 
 def _name_noise(number: int) -> str:
