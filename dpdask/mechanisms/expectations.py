@@ -28,8 +28,7 @@ from dpdask.privacy.events import (
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
-    LocalRelease,
-    leaves,
+    noises,
     shorten,
     write_digits,
 )
@@ -391,10 +390,9 @@ def describe_steps(planned: Planned) -> list[str]:
 def list_noise(event: Event) -> tuple[Json, ...]:
     """Return the central noise of an event: on how many vectors of counts it is added, its σ in counts, and its kind."""
     found: Counter[tuple[float, str]] = Counter()
-    for each in leaves(event):
-        if not isinstance(each, LocalRelease):
-            kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
-            found[deviation(each), kind] += each.count
+    for each in noises(event):
+        kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
+        found[deviation(each), kind] += each.count
     return tuple(
         {"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind}
         for (sigma, kind), n in found.items()

@@ -33,10 +33,9 @@ from dpdask.privacy.audit import audit_event
 from dpdask.privacy.events import (
     Composed,
     DiscreteLaplace,
-    LocalRelease,
     RowOrder,
     Uncovered,
-    leaves,
+    noises,
     round_up_sum,
 )
 from dpdask.privacy.noise import check_scale
@@ -515,13 +514,12 @@ def audit_mechanism(
     found = mechanism.audit(columns, card)
     delta = 0.0 if mechanism.budget is None else mechanism.budget.delta
     measurements: list[Json] = []
-    for event in leaves(mechanism.event):
-        if not isinstance(event, LocalRelease):
-            audited = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
-            name = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
-            noise = {name: getattr(event, name)}
-            bounds = {"claimed": audited.claimed, "lower_bound": audited.lower_bound}
-            measurements.append({**noise, "sensitivity": event.sensitivity, **bounds})
+    for event in noises(mechanism.event):
+        audited = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
+        name = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
+        noise = {name: getattr(event, name)}
+        bounds = {"claimed": audited.claimed, "lower_bound": audited.lower_bound}
+        measurements.append({**noise, "sensitivity": event.sensitivity, **bounds})
     sound = all(part["epsilon_exact"] <= part["claimed"] for part in found.values())
     sound = sound and all(each["lower_bound"] <= each["claimed"] for each in measurements)
     row = found.pop(WHOLE_ROW, None)
@@ -565,9 +563,8 @@ class NoisyCounts(Mechanism):
             )
         check_bins(getattr(self.spec, "bins", None), self.schema)
         self.check_spec()
-        for event in leaves(self.event):  # it cannot be planned for every budget
-            if not isinstance(event, LocalRelease):
-                check_scale(event.scale if isinstance(event, DiscreteLaplace) else event.sigma)
+        for event in noises(self.event):  # it cannot be planned for every budget
+            check_scale(event.scale if isinstance(event, DiscreteLaplace) else event.sigma)
 
     def check_spec(self) -> None:
         """Check the mechanism's own parameters, which need no table."""

@@ -38,8 +38,7 @@ from dpdask.page.pictures import (
     read_tables,
 )
 from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.budget import bound_belief, bound_values, write_above
-from dpdask.privacy.events import order_text
+from dpdask.privacy.budget import bound_belief, bound_values, order_text, write_above
 from dpdask.version import __version__
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"

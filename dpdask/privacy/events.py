@@ -67,31 +67,6 @@ def round_up_sum(parts: Iterable[float]) -> float:
 
 RowOrder = Literal["shuffled", "keep"]
 
-_KEPT = (
-    "rows keep the order of the input, which is published: if the input is sorted by a private column, the position of a row reveals "
-    "roughly what its value was, whatever the noise, and no ε covers that"
-)
-_SHUFFLED = (
-    "rows are shuffled: the rows of one shard come from neighbouring fragments of the input (files or row groups), in random order "
-    "(in parts of 128 MiB, if they are larger), and the shards are numbered at random; a shard's size can reveal that it holds the end of "
-    "the input, and the release reveals which rows were in the same part of the input: if the input is sorted by a private column, such "
-    "rows had similar values, their released values together reveal roughly which, whatever the noise of each, and no ε covers that"
-)
-
-
-def order_text(order: RowOrder) -> str:
-    """Return what a release card says about the order of its rows."""
-    return _KEPT if order == "keep" else _SHUFFLED
-
-
-def describe_published(order: RowOrder) -> str:
-    """Return what is published besides the private columns, as a sentence without its full stop."""
-    if order == "keep":
-        return "The kept columns, the number and the order of the rows, and the presence of each row are published as they are"
-    shuffled = "rows are shuffled, but the rows of one shard were close together in the input"
-    return f"The kept columns, the number of rows and the presence of each row are published as they are; {shuffled}"
-
-
 Fate = Literal["held out", "republished"]
 
 
@@ -217,6 +192,40 @@ class DiscreteGaussian:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeySelection:
+    """Of the keys that occur in a column, those were listed whose noisy number of units reached `noise.find_threshold`, with these numbers.
+
+    Notes
+    -----
+    A key of one unit alone is a key of no unit in the neighbouring table, where it is not listed:
+    that happens with probability at most δ₀ for all keys of a unit together, under replace-one
+    too, where each of the two tables has such keys. Whatever else happens differs by the noise of
+    numbers that are positive in both tables. So a selection is dominated by its noise beside a
+    mechanism that fails with probability δ₀: where the noise costs (ε, δ), both cost at most
+    (ε, 1 - (1 - δ)(1 - δ₀)) (Wilson et al., Differentially private SQL with bounded user
+    contribution, 2020; Desfontaines, Voss, Gipson and Mandayam, Differentially private partition
+    selection, 2022).
+    """
+
+    noise: DiscreteLaplace | DiscreteGaussian  # of the numbers of units of all keys
+    keys: int  # how many keys of the column a unit has at most
+    delta: float  # δ₀, in (0, 1)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.noise, DiscreteLaplace | DiscreteGaussian):
+            raise _wrong("noise", "an event of central noise")
+        _check_whole("keys", self.keys)
+        _check_positive("delta", self.delta)
+        if self.delta >= 1:
+            raise _wrong("delta", "below 1")
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """How the tables differ that its noise compares."""
+        return self.noise.adjacency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
     """Several events, in any order; each may depend on the results of earlier ones."""
 
@@ -249,12 +258,15 @@ class Composed:
 
 
 CentralEvent = DiscreteLaplace | DiscreteGaussian
-Event = LocalRelease | DiscreteLaplace | DiscreteGaussian | Composed
+Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
+Leaf = Atom | KeySelection
+Event = LocalRelease | DiscreteLaplace | DiscreteGaussian | KeySelection | Composed
 
-_KINDS: dict[str, type[LocalRelease | DiscreteLaplace | DiscreteGaussian]] = {
+_KINDS: dict[str, type[Leaf]] = {
     "local-release": LocalRelease,
     "discrete-laplace": DiscreteLaplace,
     "discrete-gaussian": DiscreteGaussian,
+    "key-selection": KeySelection,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _COMPOSED = "composed"
@@ -264,13 +276,20 @@ _KEYS = {
 }
 
 
-def leaves(event: Event) -> Iterator[LocalRelease | DiscreteLaplace | DiscreteGaussian]:
+def leaves(event: Event) -> Iterator[Leaf]:
     """Return the events inside an event that are not compositions, in order."""
     if isinstance(event, Composed):
         for inner in event.events:
             yield from leaves(inner)
     else:
         yield event
+
+
+def noises(event: Event) -> Iterator[CentralEvent]:
+    """Yield the central noise of an event, in order."""
+    for leaf in leaves(event):
+        if not isinstance(leaf, LocalRelease):
+            yield leaf.noise if isinstance(leaf, KeySelection) else leaf
 
 
 def units(event: Event) -> set[str]:
@@ -322,7 +341,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             rest[KEY] = asdict(event.series)
         inner = [to_dict(each) for each in event.events]
         return {"format": FORMAT, "kind": _COMPOSED, "events": inner, **rest}
-    return {"format": FORMAT, "kind": _NAMES[type(event)], **asdict(event)}
+    rest = {"noise": to_dict(event.noise)} if isinstance(event, KeySelection) else {}
+    return {"format": FORMAT, "kind": _NAMES[type(event)], **asdict(event), **rest}
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
@@ -343,6 +363,8 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     if names != _KEYS[kind] and not (kind == _COMPOSED and {"events"} <= names <= _KEYS[kind]):
         what = f"an event of kind {kind!r} has other keys"
         raise SpecError(what, "event", "correct the file it comes from")
+    if kind == _NAMES[KeySelection]:
+        values["noise"] = central_from_dict(values["noise"])
     if kind != _COMPOSED:
         return _KINDS[kind](**values)
     uncovered: tuple[Uncovered, ...] | None = None
@@ -417,8 +439,6 @@ _MAX_ROUGH = 1e3  # too little noise for a distribution
 _TOLERANCE = 1e-7
 _BITS = 25  # of a scale that is searched
 
-Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
-
 
 def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     """Return an upper bound on the ε, for a δ, of all events together.
@@ -466,7 +486,20 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     and Lemma 2.3.
     """
     listed = [events] if isinstance(events, Event) else list(events)
-    return _epsilon(tuple(leaf for event in listed for leaf in leaves(event)), delta)
+    atoms, left = _pay_selections((leaf for event in listed for leaf in leaves(event)), delta)
+    return math.inf if left < 0 else _epsilon(tuple(atoms), left)
+
+
+def _pay_selections(listed: Iterable[Leaf], delta: float) -> tuple[list[Atom], float]:
+    """Return the noise that is composed, and the δ that selections of keys leave for it, rounded down; below 0 if none is."""
+    atoms, lost = list[Atom](), Fraction(0)
+    for leaf in listed:
+        if isinstance(leaf, KeySelection):
+            atoms.append(leaf.noise)
+            lost += Fraction(leaf.delta)
+        else:
+            atoms.append(leaf)
+    return atoms, round_down(Fraction(delta) - lost) if lost else delta
 
 
 def compose(charges: Iterable[Charge], delta_limit: float) -> float:
@@ -490,7 +523,7 @@ def compose(charges: Iterable[Charge], delta_limit: float) -> float:
     Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay
     below fixed limits (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
     """
-    atoms: list[Atom] = []
+    found: list[Leaf] = []
     listed = list(charges)
     named = sorted(
         set().union(*(units(from_dict(charge.event)) for charge in listed if charge.event))
@@ -503,12 +536,13 @@ def compose(charges: Iterable[Charge], delta_limit: float) -> float:
     for charge in listed:
         priced = list(leaves(from_dict(charge.event))) if charge.event else []
         if priced:
-            atoms += priced
+            found += priced
         else:  # without an event, only the declared numbers are known
-            atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
+            found += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
             unknown |= charge.delta > 0
-    delta = round_down(part)
-    counted = _count(atoms, delta)
+    atoms, delta = _pay_selections(found, round_down(part))
+    unknown |= delta < 0
+    counted = _count(atoms, max(delta, 0.0))
     pure = _pure(counted)
     bound = (
         math.inf

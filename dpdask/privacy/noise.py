@@ -18,13 +18,21 @@ import numpy as np
 
 from dpdask.arrays import Floats, Ints
 from dpdask.errors import SpecError
-from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, round_up
+from dpdask.privacy.events import (
+    CentralEvent,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    KeySelection,
+    round_up,
+)
 from dpdask.streams import Rng, words
 
 MAX_COUNT = 2**53
 # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
 MAX_SCALE = 2.0**48
 _CHUNK = 2**14
+_SUMMED_SIGMA = 1024.0  # up to it, the mass of a discrete Gaussian is summed
+_ROUNDING = 1e-9  # relative: above what sums and exponentials in doubles lose
 
 Counts = Ints
 
@@ -108,6 +116,74 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -
 
     metric = metrics.l2_distance(T="f64")
     return _secure(measurements.make_gaussian, metric, sigma, counts)
+
+
+def bound_tail(event: CentralEvent, least: int) -> float:
+    """Return an upper bound on Pr(e ≥ least) of one entry of an event's noise, for a whole number above 0.
+
+    Notes
+    -----
+    Discrete Laplace: exp(-t/b) / (1 + exp(-1/b)). Discrete Gaussian: the mass is summed; for a large
+    σ it is at most that of the continuous Gaussian above t - 1/2, since its density is convex there
+    (t - 1/2 ≥ σ), and its sum over all whole numbers is at least σ·√(2π).
+    """
+    if isinstance(event, DiscreteLaplace):
+        tail = math.exp(-least / event.scale) / (1.0 + math.exp(-1.0 / event.scale))
+    elif event.sigma > _SUMMED_SIGMA:
+        place = (least - 0.5) / event.sigma
+        tail = 0.5 * math.erfc(place / math.sqrt(2.0)) if place >= 1.0 else 1.0
+    else:
+        twice = 2.0 * event.sigma**2
+        numbers = np.arange(math.ceil(12.0 * event.sigma) + 40, dtype=np.float64)
+        # relative to the first term, which alone may be tiny
+        above = np.exp(-(numbers * (numbers + 2.0 * least)) / twice).sum()
+        whole = 2.0 * np.exp(-(numbers**2) / twice).sum() - 1.0
+        tail = math.exp(-(float(least) ** 2) / twice) * float(above / whole)
+    return min(1.0, math.nextafter(tail * (1.0 + _ROUNDING), math.inf))
+
+
+def find_threshold(selection: KeySelection) -> int:
+    """Return the least noisy number of units at which a key is listed: one unit alone has each of its keys listed with probability q* at most.
+
+    Notes
+    -----
+    1 + min {t: Pr(e ≥ t) ≤ q*}, 1 - (1 - q*)^m = δ₀. The threshold is that of the discrete noise:
+    formulas of continuous noise let a key of one unit through up to 8.6 times too often.
+    """
+    most = -math.expm1(math.log1p(-selection.delta) / selection.keys) * (1.0 - _ROUNDING)
+    low, high = 0, 1
+    while bound_tail(selection.noise, high) > most:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bound_tail(selection.noise, middle) > most:
+            low = middle
+        else:
+            high = middle
+    return 1 + high
+
+
+def select_keys(
+    counts: Counts, selection: KeySelection, *, rng: Rng | None = None
+) -> tuple[NDArray[np.intp], Counts]:
+    """Return the places of the keys that are listed, and their noisy numbers of units.
+
+    Parameters
+    ----------
+    counts
+        int64 array of shape (n,): of each key that occurs, how many units have it, at least 1.
+
+    Privacy
+    -------
+    Unit, adjacency, sensitivity: those of the selection's noise, where a unit has at most
+    `selection.keys` keys. Protected: every unit counted. A key that does not occur must not be
+    among the counts.
+    """
+    if counts.size and counts.min() < 1:
+        raise SpecError("a key that no unit has cannot be listed", "noise", "leave it out")
+    noisy = perturb(counts, selection.noise, rng=rng)
+    places = np.flatnonzero(noisy >= find_threshold(selection))
+    return places, noisy[places]
 
 
 def check_scale(scale: float) -> None:

@@ -29,13 +29,13 @@ from dpdask.mechanisms.expectations import (
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Sentences, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
+from dpdask.privacy.budget import order_text
 from dpdask.privacy.events import (
     Composed,
     DiscreteLaplace,
     LocalRelease,
     RowOrder,
     Uncovered,
-    order_text,
     round_down,
     round_up,
     round_up_sum,

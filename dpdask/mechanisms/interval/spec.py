@@ -46,12 +46,10 @@ from dpdask.mechanisms.interval.release import (
 )
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Sentences, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
-from dpdask.privacy.budget import MAX_EPSILON
+from dpdask.privacy.budget import MAX_EPSILON, describe_published, order_text
 from dpdask.privacy.events import (
     Composed,
     RowOrder,
-    describe_published,
-    order_text,
     to_dict,
     write_digits,
 )
