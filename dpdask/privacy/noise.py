@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdask.arrays import Floats, Ints
+from dpdask.arrays import Floats, Indices, Ints
 from dpdask.errors import SpecError
 from dpdask.privacy.events import (
     CentralEvent,
@@ -165,7 +165,7 @@ def find_threshold(selection: KeySelection) -> int:
 
 def select_keys(
     counts: Counts, selection: KeySelection, *, rng: Rng | None = None
-) -> tuple[NDArray[np.intp], Counts]:
+) -> tuple[Indices, Counts]:
     """Return the places of the keys that are listed, and their noisy numbers of units.
 
     Parameters
