@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpdask.analysis.inside import MODEL, NO_VARIANCE, NOT_TOLD, is_resolved, lay_out
 from dpdask.analysis.opened import Result
@@ -30,10 +29,9 @@ from dpdask.inference.m_estimators import (
 )
 from dpdask.inference.placed import PlacedTable
 from dpdask.inference.redraw import ThresholdedCells, keep_tails
+from dpdask.inference.tallies import Codes, Floats
 from dpdask.streams import RunKey, stream
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 _WEIGHT = "weight"
 _NO_RANGES = "the release holds weighted cells, not ranges of single rows"
 _NO_ROWS = "the release holds tables, not ranges of single rows"
@@ -83,7 +81,7 @@ class _Tabulated:
         moved = np.zeros((_REPEATS, self.table.counts.size))
         for row in moved:
             row[self.cell] = (self.drawn.draw(rng) - self.drawn.expected)[self.used]
-        return np.asarray(self.leaning @ moved.T, dtype=np.float64).T
+        return (self.leaning @ moved.T).T
 
     def doubt_variance(self, sample: WeightedSample) -> float:
         """Return the standard deviation of the noise in the variance of the features, as a part of it, in the direction in which that is least."""
@@ -110,17 +108,17 @@ class _Tabulated:
                     features[:, column] = shifted
                     moved = replace(sample, features=features)
                 squares.append((np.asarray(estimator(moved), dtype=np.float64) - values) ** 2)
-        return np.asarray(np.sqrt(np.sum(squares, axis=0)), dtype=np.float64)
+        return np.sqrt(np.sum(squares, axis=0))
 
     def weigh(self, counts: Floats, parts: Any = None, *, signed: bool) -> WeightedSample:
         """Return the points with the weights of some counts of the columns' cells; `signed` are as they are, others without negative ones."""
         found: Floats = np.zeros(self.table.counts.size)
         found[self.cell] = counts[self.used]
         if not signed:
-            table = np.asarray(found.reshape(self.table.counts.shape), dtype=np.float64)
+            table = found.reshape(self.table.counts.shape)
             for axis in self.lines:
                 table = keep_tails(table, axis, self.deviation)
-            found = np.asarray(np.maximum(table, 0.0).ravel(), dtype=np.float64)
+            found = np.maximum(table, 0.0).ravel()
         matrix = self.leaning if parts is None else parts
         return replace(self.sample, weights=matrix @ found)
 
@@ -303,8 +301,7 @@ class JointCells(OpenedPoints):
     @property
     def _cut(self) -> int | None:
         """The least noisy count that was kept; None if all were."""
-        cut: int | None = self.content["mechanism"]["cut"]
-        return cut
+        return self.content["mechanism"]["cut"]
 
     @property
     def _left_out(self) -> str:
@@ -313,8 +310,7 @@ class JointCells(OpenedPoints):
     @property
     def _noise(self) -> Mapping[str, float]:
         """The noise of a cell's count: its standard deviation, and its scale."""
-        noise: Mapping[str, float] = self.content["accounting"]["noise"]["cells"]
-        return noise
+        return self.content["accounting"]["noise"]["cells"]
 
     def _count_lost(self, counts: Floats, cut: int) -> float:
         """Return how many rows may be in cells that were left out, or were counted by noise alone.
@@ -358,7 +354,7 @@ class JointCells(OpenedPoints):
             elif name in cells:
                 codes[name] = pd.factorize(cells[name], use_na_sentinel=False)[0]
         numbers = pd.DataFrame(codes).groupby(list(codes), sort=False).ngroup()
-        return np.asarray(numbers, dtype=np.int64)
+        return numbers.to_numpy(dtype=np.int64)
 
     def _list_tail(self, least: int) -> tuple[Floats, Floats]:
         """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.analysis.values import find_levels, to_numbers
 from dpdask.errors import SpecError
 from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, count_points, find_slope
-from dpdask.inference.tallies import add_up
+from dpdask.inference.tallies import Codes, Floats, add_up
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 Points = Any  # those of `analysis.points`, which imports this
 MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias is half the difference to no dependence there"
 NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"

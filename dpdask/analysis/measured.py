@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, in_units, index_ranges
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
+from dpdask.inference.tallies import Floats
 from dpdask.references.counts import AGAIN, label_table
 
-Floats = NDArray[np.float64]
 WITHOUT_NULLS = "rows without a value are left out"
 _SURELY = 3.0  # standard deviations on each side of ends that nearly always hold a quantile
 _CUT = "an edge lies inside a cell, whose rows are taken to lie evenly in it; the bound on the bias is for any place of them"

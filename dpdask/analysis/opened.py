@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.analysis.results import Result as Result
 from dpdask.analysis.results import clip_to
@@ -25,6 +24,7 @@ from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import InputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample
+from dpdask.inference.tallies import Floats
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, Manifest
@@ -35,7 +35,6 @@ from dpdask.references.counts import read_counts
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
 
-Floats = NDArray[np.float64]
 QUESTIONS = (
     "mean",
     "share",

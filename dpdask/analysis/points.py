@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.analysis.inside import MODEL, find_slope_of_table, lean
 from dpdask.analysis.measured import (
@@ -45,11 +44,9 @@ from dpdask.analysis.values import (
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
-from dpdask.inference.tallies import add_up
+from dpdask.inference.tallies import Codes, Floats, add_up
 from dpdask.references.counts import label_table
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 _SHOWN = 12
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
@@ -399,8 +396,7 @@ class Points:
         least = min(0.5, 1.0 / (self.n_rows * known))
         spread = np.clip(p, least, 1.0 - least)
         noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
-        error: Floats = np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)
-        return error
+        return np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)
 
     def _cut(self, name: str, edge: float, *, is_last: bool) -> tuple[float, float]:
         """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
@@ -545,8 +541,7 @@ class OpenedPoints(OpenedRelease):
     @property
     def _n_counted(self) -> float | None:
         """How many rows were counted, where that is public."""
-        n_rows: float | None = self.content.get("n_rows", {}).get("value")  # ranges have none
-        return n_rows
+        return self.content.get("n_rows", {}).get("value")  # ranges have none
 
     def _limits_of_units(self) -> tuple[str, ...]:
         unit = self.content["guarantee"]["unit"]

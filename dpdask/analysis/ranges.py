@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened import Result
@@ -24,10 +23,10 @@ from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle
 from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
 from dpdask.inference.range_estimates import average as average_of_npmle
 from dpdask.inference.range_estimates import count_ranges
+from dpdask.inference.tallies import Floats
 from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 
-Floats = NDArray[np.float64]
 _N_KNOTS = 300
 _REPEATS = 20
 _GROUPS = 10

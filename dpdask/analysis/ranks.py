@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result
 from dpdask.analysis.values import DateScale, in_units, index_ranges
 from dpdask.inference.noisy_ranks import Bounds, NoisyRanks
-from dpdask.inference.tallies import Outcomes, moments
+from dpdask.inference.tallies import Codes, Floats, Outcomes, moments
 
-Floats = NDArray[np.float64]
 _ANY = (
     "no distribution of the original values is assumed: the bound on the bias holds for any that the released rows may have come from, and is "
     "large where the noise hides what is asked"
@@ -32,7 +30,7 @@ class RankAnswers:
     scale: DateScale | None  # of dates
     limits: tuple[str, ...]
 
-    def code(self, released: pd.Series) -> NDArray[np.int64]:
+    def code(self, released: pd.Series) -> Codes:
         """Return the outcome of each released value."""
         return self.column.code(to_floats(released, self.scale))
 
@@ -127,7 +125,7 @@ def to_floats(released: pd.Series, scale: DateScale | None) -> Floats:
     """Return released values as numbers, NaN of null."""
     if scale is not None:
         return scale.to_numbers(released)
-    return np.asarray(released.to_numpy(dtype=np.float64, na_value=np.nan))
+    return released.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _scale(found: Result, factor: float) -> Result:

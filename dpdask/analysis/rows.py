@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.points import KeptColumns, Points, read_as_python
@@ -22,20 +21,13 @@ from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.noisy_ranks import NoisyRanks
-from dpdask.inference.tallies import (
-    Estimate,
-    Frame,
-    Outcomes,
-    group_counts,
-    outcome_counts,
-)
+from dpdask.inference.tallies import Estimate, Floats, Frame, Outcomes, group_counts, outcome_counts
 from dpdask.privacy import UnitColumn
 
 if TYPE_CHECKING:
     from dpdask.inference.debias import ReleasedColumn
     from dpdask.inference.pairs import Margin
 
-Floats = NDArray[np.float64]
 # of a column's released rows, whether the nearest estimate will do
 Estimator: TypeAlias = Callable[["ReleasedColumn", Frame, bool], Estimate]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
@@ -530,8 +522,7 @@ class OpenedRows(KeptColumns):
     @property
     def _reference(self) -> Mapping[str, Any]:
         """The reference of the noise; a mechanism with channels of its own may have none."""
-        found: Mapping[str, Any] = self.content["mechanism"].get("reference", {"kind": "none"})
-        return found
+        return self.content["mechanism"].get("reference", {"kind": "none"})
 
     def _has_channel(self, name: str) -> bool:
         """Return whether the card gives a column's channel on levels, which may be chosen by the level of another column."""

@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import add_up, level_codes
+from dpdask.inference.tallies import Codes, Flags, Floats, add_up, level_codes
 from dpdask.mechanisms.card import microseconds_of
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 _MOST_LEVELS = 10_000
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -86,10 +82,10 @@ class DateScale:
                 "write them as in bins=['2026-01-01', '2026-07-01']",
             ) from None
 
-    def _count(self, numbers: Floats) -> NDArray[np.int64]:
+    def _count(self, numbers: Floats) -> Codes:
         known = np.isfinite(numbers)
         missing = np.iinfo(np.int64).min  # NaT
-        micro: NDArray[np.int64] = np.where(
+        micro: Codes = np.where(
             known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
         ).astype(np.int64)
         micro[~known] = missing
@@ -242,11 +238,10 @@ def read_edges(
     return edges
 
 
-def find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
+def find_levels(values: pd.Series, levels: Sequence[object], name: str) -> Codes:
     """Return the place of each value among the levels; each different value is looked up once."""
     codes, found = pd.factorize(values, use_na_sentinel=False)
-    places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
-    return places
+    return level_codes(found, levels, name)[codes]
 
 
 def list_values(column: pd.Series) -> Sequence[object] | None:

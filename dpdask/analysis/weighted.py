@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result, clip_to
@@ -27,11 +26,9 @@ from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.m_estimators import quantile
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import MAX_CONDITION
+from dpdask.inference.tallies import Codes, Flags, Floats
 from dpdask.inference.units import WeightedRows
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 # numbers, their standard errors, those for intervals, and bounds on their biases
 Parts: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 _LIMITS = (100.0, 30.0, 10.0, 3.0)  # up to which directions of a channel are inverted
@@ -251,8 +248,7 @@ class WeightedAnswers:
             if parent is None
             else find_levels(self.frame[parent[0]], parent[1], parent[0])
         )
-        found: Floats = g[outer, self._codes(name)]
-        return found
+        return g[outer, self._codes(name)]
 
     def _count_levels(self, name: str, groups: Codes, n: int) -> Parts:
         """Return the share of each level in each of n groups among all rows, of shape (n, levels), its error and its bias."""

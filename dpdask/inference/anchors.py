@@ -15,13 +15,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
 from dpdask.inference.measured import NORMAL_95
+from dpdask.inference.tallies import Codes, Flags, Floats
 from dpdask.references.sources import freeze
 
-Floats = NDArray[np.float64]
 Ends = tuple[float, float]
 
 _NONE = np.zeros(0)
@@ -50,8 +49,7 @@ class Moment(NamedTuple):
 
     def at(self, y: Floats) -> Floats:
         """Return φ(y)."""
-        found: Floats = (np.clip(y, self.low, self.high) - self.centre) ** self.power
-        return found
+        return (np.clip(y, self.low, self.high) - self.centre) ** self.power
 
     def rise(self, y: Floats, step: float) -> Floats:
         """Return how much φ rises in a step, over its length; its slope without one."""
@@ -142,8 +140,7 @@ class Anchors:
         moved = moved - np.where(c > upper, self.weigh(upper), 0.0)
         above = np.where(np.isfinite(lower), np.maximum(lower + self.step - c, 0.0), 0.0)
         below = np.where(np.isfinite(upper), np.maximum(c - upper, 0.0), 0.0)
-        found: Floats = c + (moved + self.hide(lower, upper) * (above - below)) / self.n
-        return found
+        return c + (moved + self.hide(lower, upper) * (above - below)) / self.n
 
 
 class _Pooled(NamedTuple):
@@ -243,7 +240,7 @@ class Survival:
         phi = moment.at(edges)
         below = np.concatenate([[0.0], np.cumsum(share * np.diff(phi))])  # ∫ S dφ up to the edges
 
-        def find_cell(x: Floats) -> NDArray[np.int64]:
+        def find_cell(x: Floats) -> Codes:
             found = np.searchsorted(edges, x, side="right") - 1
             return np.clip(found, 0, len(share) - 1).astype(np.int64)
 
@@ -258,8 +255,7 @@ class Survival:
         all_under, under = integrate(lower + self.anchors.step)
         hidden = all_under - under - (below[-1] - integrate(upper)[1])
         told += self.anchors.hide(lower, upper) * hidden
-        found: Floats = phi[0] + below[-1] + told / self.anchors.n
-        return found
+        return phi[0] + below[-1] + told / self.anchors.n
 
     @cached_property
     def _ranks(self) -> tuple[Floats, float]:
@@ -319,7 +315,7 @@ class Survival:
             found.append(end)
         return found[0], found[1]
 
-    def _beside_of(self, place: float) -> tuple[NDArray[np.bool_], float]:
+    def _beside_of(self, place: float) -> tuple[Flags, float]:
         """Return which cells are in the blocks at the sides of an edge, and the anchors on the rarer side of their values."""
         cell = int(np.searchsorted(self.edges, place, side="left"))
         beside = np.isin(self.share, self.share[max(cell - 1, 0) : cell + 1])
@@ -500,10 +496,10 @@ def _count(anchors: Anchors, lower: Floats, upper: Floats, edges: Floats) -> Flo
     rank = anchors.distribution.cdf(edges)
     hidden = anchors.hide(lower, upper)
 
-    def place(ends: Floats) -> NDArray[np.int64]:
+    def place(ends: Floats) -> Codes:
         return (np.searchsorted(edges, ends, side="right") - 1).astype(np.int64)
 
-    def add(cells: NDArray[np.int64], weights: Floats | None = None) -> Floats:
+    def add(cells: Codes, weights: Floats | None = None) -> Floats:
         inside = (cells >= 0) & (cells < size)
         chosen = None if weights is None else weights[inside]
         return np.bincount(cells[inside], chosen, minlength=size).astype(np.float64)
@@ -515,7 +511,7 @@ def _count(anchors: Anchors, lower: Floats, upper: Floats, edges: Floats) -> Flo
         whole = np.cumsum(np.bincount(cells, hidden, minlength=size)[::-1])[::-1]
         part = hidden * (anchors.distribution.cdf(ends) - rank[cells])
         part = np.bincount(cells, part, minlength=size)
-        return np.asarray(np.append(whole[1:], 0.0) * np.diff(rank) + part)
+        return np.append(whole[1:], 0.0) * np.diff(rank) + part
 
     above = spread(lower + anchors.step)
     below = hidden.sum() * np.diff(rank) - spread(upper)
@@ -527,13 +523,12 @@ def _count(anchors: Anchors, lower: Floats, upper: Floats, edges: Floats) -> Flo
 
 def _fall(above: Floats, weight: Floats) -> Floats:
     """Return the falling regression of above / weight."""
-    found: Floats = optimize.isotonic_regression(
+    return optimize.isotonic_regression(
         np.minimum(above / weight, 1.0), weights=weight, increasing=False
     ).x
-    return found
 
 
-def _fall_where_seen(above: Floats, weight: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _fall_where_seen(above: Floats, weight: Floats) -> tuple[Codes, Floats]:
     """Return the cells that have anchors, and the regression there; 1/2 if there are none."""
     seen = np.flatnonzero(weight > 0.0)
     if not len(seen):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpdask.inference.tallies import Flags, Floats
 from dpdask.kernels import normal as truncated
 
 try:
@@ -30,7 +30,6 @@ except ModuleNotFoundError as error:
         "interval regression needs scikit-learn; install dpdask[inference]", name="sklearn"
     ) from error
 
-Floats = NDArray[np.float64]
 
 _START_STEPS = 50  # of a constant fit, which only has to land near the data
 _SMALLEST = 1e-6  # of the starting σ: a learner that can follow every range would otherwise divide by a σ of 0
@@ -44,8 +43,8 @@ class _Ranges:
     high: Floats
 
     @property
-    def is_point(self) -> NDArray[np.bool_]:
-        return np.asarray(self.low == self.high, dtype=np.bool_)
+    def is_point(self) -> Flags:
+        return self.low == self.high
 
     def expect(
         self, noise: truncated.NoiseFamily, fitted: Floats, sigma: float

@@ -17,13 +17,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pandas as pd
 from numpy.random import Generator
-from numpy.typing import NDArray
 from scipy import optimize, special
 
 from dpdask.errors import SpecError
+from dpdask.inference.tallies import Floats
 from dpdask.mechanisms.card import Card
-
-Floats = NDArray[np.float64]
 
 
 def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats) -> Floats:
@@ -510,7 +508,7 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
             raise _ill_posed(
                 weights, "what was reached is no strict minimum of the objective", "the contrast"
             )
-    return np.asarray(found.x, dtype=np.float64)
+    return found.x
 
 
 def _standardise(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Floats, Floats]:
@@ -606,7 +604,7 @@ def _fit_generalised(
             method="trust-exact",
             options=options,
         )
-        theta = np.asarray(found.x, dtype=np.float64)
+        theta = found.x
     _, gradient, hessian = derivatives(theta)
     scale = 1.0 + float(np.abs(w @ (z * y[:, None])).max())
     if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[
@@ -682,7 +680,7 @@ def find_influence(sample: WeightedSample, coefficients: Floats, *, kind: Kind) 
         slope = np.exp(-0.5 * (score / width) ** 2) / (width * math.sqrt(2.0 * math.pi))
         score = 0.5 * np.sign(np.where(np.abs(score) < 1e-9 * spread, 0.0, score))
     hessian = (z * (weights * slope)[:, None]).T @ z
-    return np.asarray((z * score[:, None]) @ np.linalg.pinv(hessian), dtype=np.float64)
+    return (z * score[:, None]) @ np.linalg.pinv(hessian)
 
 
 Sampled = TypeVar("Sampled")

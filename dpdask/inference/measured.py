@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.inference.tallies import Flags, Floats
 from dpdask.references.counts import LEVEL, NULL, SINGLE, WHOLE
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 NORMAL_95 = 1.959963984540054
 _SURE = 4.0  # standard deviations that a number of rows has at least to divide by it
 
@@ -360,7 +359,4 @@ class MeasuredColumn:
 
 def make_rising(values: Floats) -> Floats:
     """Return the middle between the largest value so far and the smallest to come, which rises."""
-    found: Floats = (
-        np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]
-    ) / 2.0
-    return found
+    return (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]) / 2.0

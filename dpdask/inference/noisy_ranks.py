@@ -14,16 +14,12 @@ from functools import cache, cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
 from dpdask.inference.slopes import regress_on_kept
-from dpdask.inference.tallies import Moments
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
+from dpdask.inference.tallies import Codes, Flags, Floats, Moments
 
 _FINE = 1.0 / 128  # of the ranks: a wider piece of the reference is cut
 _MIDDLES = 512  # ranks that an average over an interval is taken at
@@ -71,21 +67,18 @@ class LaplaceLaw:
         def reach(sums: Codes) -> Floats:
             off = sums[None, :] - rank
             power = np.exp(-self.rate * np.abs(np.where(off >= 0, off + 1.0, -off * 1.0)))
-            found: Floats = np.where(off >= 0, 1.0 - power / (1.0 + a), power / (1.0 + a))
-            return found
+            return np.where(off >= 0, 1.0 - power / (1.0 + a), power / (1.0 + a))
 
         first = np.where(w >= -1, reach(w), 0.0)
         second = np.where(w >= n - 1, 1.0, reach(w + 1))
-        found: Floats = first + part * (second - first)
-        return found
+        return first + part * (second - first)
 
     @property
     def cuts(self) -> Floats:
         """Released ranks at even sums."""
         n = int(np.clip(_PER_SCALE * self.rate * self.n_cells, _LEAST_OUTCOMES, _MOST_OUTCOMES))
         table = _cumulate_sums(self.n_cells, self.rate)
-        found: Floats = table[np.linspace(0, len(table) - 1, n + 1).astype(np.int64)]
-        return found
+        return table[np.linspace(0, len(table) - 1, n + 1).astype(np.int64)]
 
 
 @lru_cache(maxsize=4)
@@ -146,12 +139,12 @@ class Inputs:
 
     low: Floats
     high: Floats
-    is_point: NDArray[np.bool_]
+    is_point: Flags
     first: Floats
     last: Floats
 
     @property
-    def is_null(self) -> NDArray[np.bool_]:
+    def is_null(self) -> Flags:
         """Whether it is null."""
         return np.isnan(self.high)
 
@@ -300,8 +293,7 @@ class NoisyRanks:
         here = np.minimum(place, last - 1)
         is_jump = (x[here] == released) & (x[here + 1] == released)
         cell = np.clip(np.where(is_jump, here, place - 1), 0, last - 1)
-        found: Codes = np.where(np.isnan(released), 0, self._groups[0][cell])
-        return found
+        return np.where(np.isnan(released), 0, self._groups[0][cell])
 
     # ---- original values
 
@@ -393,8 +385,7 @@ class NoisyRanks:
         """
         root = np.sqrt(self._weights)[:, None]
         offs = np.array([moved @ h for moved in self._moved]).reshape(-1, len(root)).T
-        found: Floats = np.linalg.lstsq(root * self.matrix, root * offs, rcond=n**-0.5)[0]
-        return found
+        return np.linalg.lstsq(root * self.matrix, root * offs, rcond=n**-0.5)[0]
 
     @property
     def _weights(self) -> Floats:
@@ -405,8 +396,7 @@ class NoisyRanks:
         near = np.searchsorted(c, inputs.first)
         reach = np.append(np.diff(c), 0.0)[np.minimum(near, len(c) - 1)]
         found = np.where(width > 0.0, width, reach)
-        total: Floats = found / found.sum()
-        return total
+        return found / found.sum()
 
     # ---- functions of the outcome whose averages lie below and above that of f
 
@@ -437,8 +427,7 @@ class NoisyRanks:
         width = self.inputs.last - self.inputs.first
         start = np.where(width > 0.0, width, 1.0 / len(width))
         prior = estimate_prior(self.matrix, start / start.sum(), counts, _STEPS)
-        found: Floats = np.maximum(prior @ self.matrix, 1e-12)
-        return found
+        return np.maximum(prior @ self.matrix, 1e-12)
 
     @cached_property
     def _different(self) -> tuple[Floats, Codes]:
@@ -590,8 +579,7 @@ def _cover_near(matrix: Floats, f: Floats, q: Floats, target: float) -> Floats:
     rest = system @ solution - right
     h = target - scale * rest[:-1] / rest[-1] / root
     # what rounding left
-    found: Floats = h + max(0.0, float((f - matrix @ h).max()))
-    return found
+    return h + max(0.0, float((f - matrix @ h).max()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -695,8 +683,7 @@ class Bounds:
         """What is most likely: the ratios as far as they are possible, or the middles of their intervals."""
         low, high = self.find_ends(NORMAL_95)
         found = np.clip(self.centre + self.ratios, *self.possible)
-        value: Floats = np.where(np.isnan(found), (low + high) / 2.0, found)
-        return value
+        return np.where(np.isnan(found), (low + high) / 2.0, found)
 
     @property
     def standard_error(self) -> Floats:
@@ -708,8 +695,7 @@ class Bounds:
         found = np.sqrt(np.maximum(variance, 0.0)) / self.means[:, 2:].mean(axis=1)
         away = np.minimum(*(abs(self.centre + ratio - end) for end in self.possible))
         is_in = np.clip(self.centre + ratio, *self.possible) == self.centre + ratio
-        error: Floats = np.where(is_in & (away > NORMAL_95 * found), found, np.nan)
-        return error
+        return np.where(is_in & (away > NORMAL_95 * found), found, np.nan)
 
     def find_ends(self, deviations: float) -> tuple[Floats, Floats]:
         """Return the ends of an interval (Fieller 1954): beyond them, A - ratio · B is so many standard errors from 0."""
@@ -720,7 +706,7 @@ class Bounds:
         least, most = (np.full(n, end - self.centre) for end in self.possible)
         lower = side > 0.0
 
-        def is_beyond(ratio: Floats) -> NDArray[np.bool_]:
+        def is_beyond(ratio: Floats) -> Flags:
             # B's own bound is the one that makes it hardest
             first = np.full(n, 0 if lower else 1)
             second = np.where((ratio > 0.0) == lower, 3, 2)
@@ -732,8 +718,7 @@ class Bounds:
                 + ratio**2 * self.covariances[rows, second, second]
             )
             error = np.sqrt(np.maximum(variance, 0.0))
-            found: NDArray[np.bool_] = side * mean - deviations * error > 0.0
-            return found
+            return side * mean - deviations * error > 0.0
 
         inner, outer = (most, least) if lower else (least, most)
         inner, outer = inner.copy(), outer.copy()

@@ -11,10 +11,10 @@ from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
     Directions,
-    Floats,
     find_half_width,
     list_spreads,
 )
+from dpdask.inference.tallies import Floats
 
 _MOST_ALONG = 256  # directions: a covariance that is not diagonal is inverted for each spread
 
@@ -42,8 +42,7 @@ class Margin:
             return np.eye(own.shape[1])
         axis = own.T @ (directions.prior * self.numbers)
         axis = axis / (float(np.linalg.norm(axis)) or 1.0)
-        found: Floats = np.outer(axis, axis)
-        return found
+        return np.outer(axis, axis)
 
 
 def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Floats, Floats]:

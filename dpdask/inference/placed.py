@@ -15,14 +15,11 @@ from functools import cached_property
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse, special
 
 from dpdask.inference.measured import MeasuredColumn, make_rising
-from dpdask.inference.tallies import add_up
+from dpdask.inference.tallies import Codes, Floats, add_up
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 UNRESOLVED = 0.25
 """The share of a column's variance that lies inside one cell from which on the cells do not tell how it depends on others."""
 _POINTS = 100  # of a column, about
@@ -96,7 +93,7 @@ class Axis:
     def means(self, values: Floats) -> Floats:
         """Return the mean of some numbers of the points in each cell."""
         n = np.bincount(self.cell)
-        return np.asarray(np.bincount(self.cell, weights=values) / n, dtype=np.float64)
+        return np.bincount(self.cell, weights=values) / n
 
     @cached_property
     def inside(self) -> Floats:
@@ -134,7 +131,7 @@ def _spread(
     finer = (np.arange(n_each * _FINER) + 0.5) / (n_each * _FINER) * up_to[-1]
     ends = np.append(fine.low[here[0]], fine.high[here])
     found = np.interp(finer, np.append(0.0, rising), ends).reshape(n_each, _FINER).mean(axis=1)
-    return np.asarray(np.clip(found + (mean - found.mean()), low, high), dtype=np.float64)
+    return np.clip(found + (mean - found.mean()), low, high)
 
 
 def count_points(sizes: Sequence[int]) -> list[int]:
@@ -173,7 +170,7 @@ class PlacedTable:
         least = float(np.linalg.eigvalsh(found)[0])
         # the correlations of pairs may not fit each other
         shrunk = (1.0 - _STRONGEST - least) / (1.0 - least) if least < 1.0 - _STRONGEST else 0.0
-        return np.asarray(found + shrunk * (np.eye(len(found)) - found), dtype=np.float64)
+        return found + shrunk * (np.eye(len(found)) - found)
 
     @cached_property
     def leaning(self) -> Floats:
@@ -196,13 +193,13 @@ class PlacedTable:
         np.maximum.at(most, self._cells, flat)
         weight = np.exp(flat - most[self._cells])
         total = add_up(weight, self._cells, n)
-        return np.asarray(weight / total[self._cells], dtype=np.float64)
+        return weight / total[self._cells]
 
     @cached_property
     def even(self) -> Floats:
         """The same without dependence inside cells."""
         n = np.bincount(self._cells, minlength=self.counts.size)
-        return np.asarray(1.0 / n[self._cells], dtype=np.float64)
+        return 1.0 / n[self._cells]
 
     def at_points(self, place: int, values: Floats | None = None) -> Floats:
         """Return a column's numbers, or others of its points, at the points of the table.
@@ -253,7 +250,7 @@ def _products(one: Axis, two: Axis, table: Floats) -> Floats:
     first, second = (axis.means(axis.scores) for axis in (one, two))
     share = table / table.sum()
     first, second = first - first @ share.sum(axis=1), second - second @ share.sum(axis=0)
-    return np.asarray(first[:, None] * second[None, :], dtype=np.float64)
+    return first[:, None] * second[None, :]
 
 
 def _list_covariances(one: Axis, two: Axis) -> Floats:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
-Floats = NDArray[np.float64]
+from dpdask.inference.tallies import Floats
 
 MAX_CONDITION = 1e6
 """Above this ratio of singular values a channel's direction is taken as lost."""
@@ -76,8 +75,7 @@ class Directions:
 
     def coordinates(self, f: Floats) -> Floats:
         """Return φ with f = Σ φ_i u_i where P is positive, for f of shape (s,) or (s, n)."""
-        found: Floats = self.own.T @ (self.prior * f.T).T
-        return found
+        return self.own.T @ (self.prior * f.T).T
 
     def bias(self, g: Floats, f: Floats, most: Floats | None = None) -> Floats:
         """Return the largest |Σ_k π_k (E[g(Z̃) | Z = k] - f(k))| over distributions π of levels that occur.
@@ -92,8 +90,7 @@ class Directions:
         seen = self.prior > 0
         off = g @ self.matrix[seen].T - f[..., seen]
         if most is None:
-            found: Floats = np.abs(off).max(axis=-1)
-            return found
+            return np.abs(off).max(axis=-1)
         caps = np.broadcast_to(most[..., seen], off.shape)
         return np.maximum(_fill(off, caps), _fill(-off, caps))
 
@@ -116,8 +113,7 @@ def _fill(values: Floats, caps: Floats) -> Floats:
     values, caps = (np.take_along_axis(part, order, axis=-1) for part in (values, caps))
     ahead = np.cumsum(caps, axis=-1) - caps
     shares = np.clip(1.0 - ahead, 0.0, caps)
-    found: Floats = (shares * values).sum(axis=-1) / np.maximum(shares.sum(axis=-1), 1e-300)
-    return found
+    return (shares * values).sum(axis=-1) / np.maximum(shares.sum(axis=-1), 1e-300)
 
 
 def find_half_width(
@@ -150,8 +146,7 @@ def find_half_width(
         ratio = middle / np.maximum(deviations, 1e-300)
         is_enough = np.tensordot(probability, 2.0 * special.ndtr(-ratio), axes=1) <= alpha
         low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
-    found: Floats = high
-    return found
+    return high
 
 
 def estimate_prior(matrix: Floats, start: Floats, counts: Floats, steps: int = _STEPS) -> Floats:
@@ -522,8 +517,7 @@ def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) ->
             rows, np.concatenate([weight * shares, tie * reference[seen], [1e4]])
         )
         mixture[seen] += counts.sum() * solution / solution.sum()
-    found: Floats = mixture / table.sum()
-    return found
+    return mixture / table.sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -558,14 +552,12 @@ class _Stratum:
         parts = [
             share * self.predict(phi, *pair) for pair, share in zip(pairs, shares, strict=True)
         ]
-        found: Floats = np.sum(parts, axis=0)
-        return found
+        return np.sum(parts, axis=0)
 
     def square(self, lost: Floats, pairs: Sequence[tuple[float, float]]) -> Floats:
         """Return the mean square of Σ lost_i x_i over groups, for each pair τ and κ, (pairs, groups)."""
         tau, kappa = np.array(pairs).T[:, :, None]
-        found: Floats = tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ self.axis) ** 2
-        return found
+        return tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ self.axis) ** 2
 
     def likelihood(self, tau: float, kappa: float) -> float:
         """Return the logarithm of the normal likelihood of the groups' offsets, up to a constant."""
@@ -592,8 +584,7 @@ def _align(directions: Directions, axis: Floats | None) -> Floats:
         return np.zeros(len(directions.singular))
     own = directions.coordinates(axis)
     own[0] = 0.0
-    found: Floats = own / (float(np.linalg.norm(own)) or 1.0)
-    return found
+    return own / (float(np.linalg.norm(own)) or 1.0)
 
 
 def _stratum(directions: Directions, counts: Floats, axis: Floats | None) -> _Stratum:

@@ -12,14 +12,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import special
 
 from dpdask.errors import SpecError
+from dpdask.inference.tallies import Floats
 from dpdask.kernels import turnbull
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
-Floats = NDArray[np.float64]
 Function = Callable[[Floats], Floats]
 Place = Literal["right", "middle"]
 
@@ -96,8 +95,7 @@ class NPMLE:
         """Return Pr(Y <= x), float64 of x's shape; it is determined where no interval has x inside, for either `place`."""
         cumulative = np.concatenate([[0.0], np.minimum(np.cumsum(self.masses), 1.0)])
         cumulative[-1] = 1.0
-        found: Floats = cumulative[np.searchsorted(self.points, x, side="right")]
-        return found
+        return cumulative[np.searchsorted(self.points, x, side="right")]
 
     def quantile(self, q: Floats | float) -> Floats:
         """Return the smallest point with a cdf of at least q, float64 of q's shape; inf if it lies where no range tells.
@@ -116,8 +114,7 @@ class NPMLE:
             )
         # a sum may miss q by its rounding
         position = np.searchsorted(np.cumsum(self.masses), wanted - 1e-12, side="left")
-        found: Floats = self.points[np.minimum(position, len(self.points) - 1)]
-        return found
+        return self.points[np.minimum(position, len(self.points) - 1)]
 
     def functional(self, phi: Function) -> float:
         """Return ∫ φ dF, for a vectorised φ.

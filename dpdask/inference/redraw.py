@@ -9,13 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from dpdask.inference.pseudo_values import estimate_prior
-from dpdask.inference.tallies import add_up
+from dpdask.inference.tallies import Codes, Floats, add_up
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 _MOST = 64  # the count up to which others tell what a noisy one stands for
 _TOLD = 2.5  # standard deviations of the noise that the rows up to a place have, from which on they are told from it
 _ROUNDS = 100  # of expectation and maximisation
@@ -60,7 +57,7 @@ class ThresholdedCells:
         positive = np.maximum(found, 0.0)
         if self.cut > 1 and self.n_rows is not None and positive.any():
             found = found + (self.n_rows - found.sum()) * positive / positive.sum()
-        return np.asarray(found, dtype=np.float64)
+        return found
 
     @cached_property
     def rows(self) -> tuple[Floats, float]:
@@ -106,7 +103,7 @@ class ThresholdedCells:
         total = float(found.sum())
         if self.n_records is not None and total > 0.0:
             drawn = rng.multinomial(self.n_records, found / total)
-            found = np.asarray(drawn * (total / self.n_records), dtype=np.float64)
+            found = drawn.astype(np.float64) * (total / self.n_records)
         left = np.bincount(self.place[~listed], minlength=len(self.others))
         return self._complete(found, np.maximum(self.others - n_new, 0.0) + left)
 

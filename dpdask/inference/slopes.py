@@ -42,7 +42,7 @@ def regress_on_kept(
     g, k = pseudo.g[0].ravel(), _weigh_known(found, known)
     gram = found.products @ k
     refuse_collinear(gram)
-    inverse = np.asarray(np.linalg.inv(gram), dtype=np.float64)
+    inverse = np.linalg.inv(gram).astype(np.float64)
     n = found.n_columns
     beta = inverse @ (found.products[:, 0] @ g)
     s0, s1, s2 = found.weigh(beta, n)

@@ -19,6 +19,8 @@ from scipy import special
 from dpdask.errors import DataError, SpecError
 
 Floats: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 Frame: TypeAlias = (
     Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 )
@@ -72,7 +74,7 @@ class Outcomes:
         """The released column, for messages."""
         return f"column {self.columns[-1]!r}"
 
-    def codes(self, index: pd.Index) -> NDArray[np.int64]:
+    def codes(self, index: pd.Index) -> Codes:
         """Return the place of each outcome, int64 array.
 
         Parameters
@@ -99,9 +101,7 @@ class Outcomes:
         return codes
 
 
-def level_codes(
-    values: Iterable[object], levels: Sequence[object], column: str
-) -> NDArray[np.int64]:
+def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> Codes:
     """Return the place of each value among the card's levels, int64 array.
 
     Parameters
@@ -347,7 +347,7 @@ def _sums_by_outcome(
     return {name: add_up(table[name].to_numpy(), codes, outcomes.size) for name in terms}
 
 
-def add_up(values: Floats, codes: NDArray[np.int64], n: int) -> Floats:
+def add_up(values: Floats, codes: Codes, n: int) -> Floats:
     """Return the sum of values in each of n groups; see `numpy.bincount`."""
     return np.bincount(codes, weights=values, minlength=n).astype(np.float64)
 

@@ -14,13 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-from dpdask.inference.tallies import add_up
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
+from dpdask.inference.tallies import Codes, Floats, add_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,6 +138,6 @@ def _find_errors(squares: Floats, fourths: Floats, n: Floats | int) -> tuple[Flo
     (Satterthwaite 1946).
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.asarray(np.sqrt(squares * (n - 1) / n))
+        error = np.sqrt(squares * (n - 1) / n)
         widened = special.stdtrit(2.0 * squares**2 / fourths, 0.975) / special.ndtri(0.975)
         return error, error * np.fmax(widened, 1.0)
