@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.inside import MODEL, NO_VARIANCE, NOT_TOLD, is_resolved, lay_out
-from dpdask.analysis.opened import Result
+from dpdask.analysis.opened import Question, Result
 from dpdask.analysis.points import OpenedPoints, Points
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.cells import FEW_ROWS
@@ -127,14 +127,15 @@ class _Tabulated:
 class JointCells(OpenedPoints):
     """What is released of the cells of a perturbed histogram."""
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        if question not in ("slope", "fit") or question in self.refusals:
-            answer = super()._plan(question, names, **options)
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        names = asked.names
+        if asked.kind not in ("slope", "fit") or asked.kind in self.refusals:
+            answer = super()._plan(asked)
             return partial(self._leave_unbounded, answer) if self._has_even_cells else answer
         self._check_no_texts(names[:1])
         self._check_no_dates(names)
-        if question == "fit":
-            return lambda: self._fit(options["estimator"], names)
+        if asked.kind == "fit":
+            return lambda: self._fit(asked.estimator, names)
 
         def slope() -> Result:
             found = self._fit(least_squares, names)
@@ -488,9 +489,9 @@ class OpenedTables(OpenedPoints):
         ),
     }
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        self._find_table(names)
-        return super(OpenedTables, self)._plan(question, names, **options)
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        self._find_table(asked.names)
+        return super(OpenedTables, self)._plan(asked)
 
     def _points(self, *names: str) -> Points:
         clique = self._find_table(names)

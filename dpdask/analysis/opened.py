@@ -64,6 +64,45 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a release is asked: a kind of `QUESTIONS`, the columns, and how."""
+
+    kind: str
+    names: tuple[str, ...]
+    values: Sequence[float] | None = None  # a number for each level
+    within: Sequence[Any] | None = None  # what numbers are clipped to
+    bins: int | Sequence[Any] = _N_BINS
+    q: float | Sequence[float] = 0.5
+    support: tuple[float, float] | None = None
+    knots: Sequence[float] | None = None
+    estimator: Any = None
+
+    def put(
+        self,
+        answers: Any,
+        *,
+        values: Floats | None = None,
+        ends: tuple[float, float] | None = None,
+        edges: Floats | None = None,
+    ) -> Result:
+        """Return the answer of points, counts, ranks or weighted rows, with the options as numbers."""
+        first, *others = self.names
+        match self.kind:
+            case "mean":
+                return answers.mean(first, *others, values=values, within=ends)
+            case "histogram":
+                return answers.histogram(first, edges)
+            case "quantile":
+                if isinstance(self.q, float):
+                    return answers.quantile(first, self.q)
+                parts = [answers.quantile(first, each) for each in self.q]
+                return Result.gather(parts, pd.Index(self.q, name="q"))
+            case "slope":
+                return answers.slope(first, others)
+        return getattr(answers, self.kind)(*self.names)  # a share or a crosstab
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenedRelease:
     """A release as an analyst sees it: its table, its card, and estimates of the original table with their standard errors.
@@ -374,7 +413,7 @@ class OpenedRelease:
             self._column(name)
         if len(set(names)) < len(names):
             raise SpecError("a column is named twice", question, "name each column once")
-        answer = self._plan(question, names, **options)
+        answer = self._plan(Question(kind=question, names=names, **options))
         if question in OF_SEVERAL and len(names) == 1:
             raise SpecError(
                 "a regression needs a column that explains",
@@ -393,7 +432,7 @@ class OpenedRelease:
             found = replace(found, limits=(limit, *found.limits))
         return cast("Result", found)
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+    def _plan(self, asked: Question) -> Callable[[], Any]:
         """Return what computes an answer; refuse a question that the release does not answer, by its card and types alone."""
         raise NotImplementedError
 
@@ -408,7 +447,7 @@ class OpenedRelease:
             if question in OF_NUMBERS and not all(map(self._has_numbers, names)):
                 continue
             with suppress(SpecError):
-                self._plan(question, names)
+                self._plan(Question(kind=question, names=names))
                 return True
         return False
 

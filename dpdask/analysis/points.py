@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from dpdask.analysis.measured import (
     MeasuredAnswers,
     place_in_cells,
 )
-from dpdask.analysis.opened import OpenedRelease, Result
+from dpdask.analysis.opened import OpenedRelease, Question, Result
 from dpdask.analysis.values import (
     DateScale,
     NoisyCells,
@@ -48,6 +49,7 @@ from dpdask.inference.tallies import Codes, Floats, add_up
 from dpdask.references.counts import label_table
 
 _SHOWN = 12
+AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
 _NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
@@ -470,32 +472,34 @@ class OpenedPoints(OpenedRelease):
         """Return the points of some columns."""
         raise NotImplementedError
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        kind, names = asked.kind, asked.names
         first, *others = names
-        if question == "quantile" and others:
-            raise self._no_groups(question, first, others[0])
-        for name in {"share": names, "crosstab": names, "mean": others}.get(question, ()):
+        if kind == "quantile" and others:
+            raise self._no_groups(kind, first, others[0])
+        for name in {"share": names, "crosstab": names, "mean": others}.get(kind, ()):
             if self._levels(name) is None and not self._is_kept(name):
                 raise _without_levels(name)
-        if question in ("histogram", "quantile", "slope"):
+        if kind in ("histogram", "quantile", "slope"):
             self._check_no_texts(names)
-        match question:
-            case "mean":
-                within = options.get("within")
-                numbers = self._level_values(first, options.get("values"), within)
-                return lambda: self._average(names, numbers, within)
-            case "share":
-                return lambda: self._alone(first).share(first)
-            case "histogram":
-                return lambda: self._histogram(self._alone(first), first, options["bins"])
-            case "quantile":
-                return lambda: self._quantile(self._alone(first), first, options["q"])
-            case "crosstab":
-                return lambda: self._points(*names).crosstab(*names)
-            case "slope":
-                self._check_no_dates(names)
-                return lambda: self._points(*names).slope(first, others)
-        raise self._refusal(question, *names)
+        if kind not in AVERAGES:
+            raise self._refusal(kind, *names)
+        if kind == "slope":
+            self._check_no_dates(names)
+        values = self._level_values(first, asked.values, asked.within) if kind == "mean" else None
+        return partial(self._put, asked, values)
+
+    def _put(self, asked: Question, values: Floats | None) -> Result:
+        """Answer by the noisy counts of a column, where they are released and it is alone, else by points."""
+        first, *others = asked.names
+        measured = None if asked.kind in ("crosstab", "slope") else self._find_measured(first)
+        if others and measured is not None and values is None and asked.within is None:
+            measured.check_mean(first)
+        answers = self._points(*asked.names) if others or measured is None else measured
+        scale = answers.dates.get(first)
+        ends = self._check_within(first, asked.within, scale)
+        edges = self._edges(first, asked.bins, scale) if asked.kind == "histogram" else None
+        return asked.put(answers, values=values, ends=ends, edges=edges)
 
     def _offer(self, question: str, name: str) -> str:
         found = super(OpenedPoints, self)._offer(question, name)
@@ -503,10 +507,6 @@ class OpenedPoints(OpenedRelease):
             return found
         measured = self._find_measured(name)
         return found if measured is None or measured.knows_mean(name) else "mean(within=)"
-
-    def _alone(self, name: str) -> Points | MeasuredAnswers:
-        """Return what answers questions about one column: its noisy counts, where they are released, else its points."""
-        return self._find_measured(name) or self._points(name)
 
     def _find_measured(self, name: str) -> MeasuredAnswers | None:
         if self._is_kept(name):
@@ -548,33 +548,6 @@ class OpenedPoints(OpenedRelease):
         if not isinstance(unit, dict):
             return ()
         return (f"rows that share a {unit['column']!r} are taken to be independent",)
-
-    def _average(
-        self, names: Sequence[str], numbers: Floats | None, within: Sequence[Any] | None
-    ) -> Result:
-        first, *others = names
-        if others:
-            measured = self._find_measured(first)
-            if numbers is None and within is None and measured is not None:
-                measured.check_mean(first)
-            points = self._points(*names)
-            ends = self._check_within(first, within, points.dates.get(first))
-            return points.mean(first, others[0], numbers, ends)
-        alone = self._alone(first)
-        ends = self._check_within(first, within, alone.dates.get(first))
-        return alone.mean(first, values=numbers, within=ends)
-
-    def _histogram(
-        self, points: Points | MeasuredAnswers, name: str, bins: int | Sequence[Any]
-    ) -> Result:
-        return points.histogram(name, self._edges(name, bins, points.dates.get(name)))
-
-    def _quantile(
-        self, points: Points | MeasuredAnswers, name: str, q: float | Sequence[float]
-    ) -> Result:
-        if isinstance(q, float):
-            return points.quantile(name, q)
-        return Result.gather([points.quantile(name, each) for each in q], pd.Index(q, name="q"))
 
     def _check_no_dates(self, names: Sequence[str]) -> None:
         for name in names:

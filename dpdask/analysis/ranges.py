@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.opened import Result
+from dpdask.analysis.opened import Question, Result
 from dpdask.analysis.points import KeptColumns
 from dpdask.analysis.values import count_since_1970, read_within, to_numbers
 from dpdask.errors import SpecError
@@ -193,7 +193,8 @@ class OpenedRanges(KeptColumns):
         "fit": ("the release holds rows, not weighted cells", "use slope() or regress()"),
     }
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        question, names = asked.kind, asked.names
         first, *others = names
         if question in ("slope", "regress"):
             if question == "regress" and self._is_kept(first):
@@ -206,23 +207,25 @@ class OpenedRanges(KeptColumns):
                 self._check_no_dates([first])
                 return lambda: self._slope_on_ranges(first, others)
         if self._is_kept(first) and (self._is_kept(*others) or question in ("mean", "quantile")):
-            return super(OpenedRanges, self)._plan(question, names, **options)
-        grouped, q = self._is_kept(*others), options.get("q", 0.5)
+            return super(OpenedRanges, self)._plan(asked)
+        grouped, q = self._is_kept(*others), asked.q
         match question:
-            case "mean" if grouped and options.get("values") is None:
-                within = options.get("within")
+            case "mean" if grouped and asked.values is None:
+                within = asked.within
                 ends = None if within is None else read_within(within, f"mean({first})")
                 return lambda: self._for_each(partial(self._mean, within=ends), first, *others)
             case "quantile" if grouped and (not others or isinstance(q, float)):
                 return lambda: self._for_each(partial(self._quantile_of, q=q), first, *others)
             case "histogram":
-                return lambda: self._histogram_of(first, options["bins"])
+                return lambda: self._histogram_of(first, asked.bins)
             case "slope":
                 return lambda: self._slope(first, others)
             case "npmle":
-                return lambda: self._ranges(first, self._rows(first)).fit(**options)
+                return lambda: self._ranges(first, self._rows(first)).fit(
+                    asked.support, asked.knots
+                )
             case "regress":
-                return lambda: _regress(options["estimator"], first, *self._pairs(first, others))
+                return lambda: _regress(asked.estimator, first, *self._pairs(first, others))
         raise self._refusal(question, *names)
 
     def _for_each(

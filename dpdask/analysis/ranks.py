@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,69 +22,75 @@ _ANY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: a cached property
 class RankAnswers:
     """The questions that `Points` answers, for one column of numbers and kept groups."""
 
-    name: str
+    frame: pd.DataFrame  # the released column, and what a question is about besides
     column: NoisyRanks
     scale: DateScale | None  # of dates
+    within: tuple[float, float] | None  # what numbers are clipped to
     limits: tuple[str, ...]
 
-    def code(self, released: pd.Series) -> Codes:
-        """Return the outcome of each released value."""
-        return self.column.code(to_floats(released, self.scale))
+    @cached_property
+    def _codes(self) -> Codes:
+        """The outcome of each released value; the column is the first one."""
+        return self.column.code(to_floats(self.frame.iloc[:, 0], self.scale))
 
-    def count(self, released: pd.Series) -> Floats:
-        """Return how many rows have each outcome."""
-        codes = self.code(released)
-        return np.bincount(codes, minlength=self.column.n_outcomes).astype(np.float64)
+    @cached_property
+    def _counts(self) -> Floats:
+        """How many rows have each outcome."""
+        return np.bincount(self._codes, minlength=self.column.n_outcomes).astype(np.float64)
 
-    def mean(
-        self, table: Floats, within: tuple[float, float], groups: pd.Index | None = None
-    ) -> Result:
-        """Return the mean of the clipped values, or of each group; a table has a row for each."""
-        limits = (_ANY, *self.limits, *([WITHOUT_NULLS] if self.column.has_null else []))
-        return self._tell(self.column.mean(table, within), limits, groups)
+    @property
+    def _limits(self) -> tuple[str, ...]:
+        return (_ANY, *self.limits, *([WITHOUT_NULLS] if self.column.has_null else []))
 
-    def slope(
-        self, frame: pd.DataFrame, features: Sequence[str], possible: tuple[float, float]
-    ) -> Result:
+    def mean(self, _name: str, by: str | None = None, **_options: Any) -> Result:
+        """Return the mean of the clipped values, or of each group."""
+        assert self.within is not None
+        if by is None:
+            return self._tell(self.column.mean(self._counts[None, :], self.within), self._limits)
+        n = self.column.n_outcomes
+        place, groups = pd.factorize(self.frame[by], sort=True, use_na_sentinel=False)
+        table = np.bincount(n * place + self._codes, minlength=n * len(groups))
+        found = self.column.mean(table.reshape(-1, n).astype(np.float64), self.within)
+        return self._tell(found, self._limits, pd.Index(groups, name=by))
+
+    def slope(self, name: str, features: Sequence[str]) -> Result:
         """Return the slopes of the values on kept columns."""
-        coded = frame[list(features)].assign(**{self.name: self.code(frame[self.name])})
+        assert self.within is not None
+        coded = self.frame[list(features)].assign(**{name: self._codes})
         levels = tuple(range(self.column.n_outcomes))
-        found = moments(coded, features, Outcomes(columns=(self.name,), levels=(levels,)))
-        parts = self.column.slope(found, possible)
+        found = moments(coded, features, Outcomes(columns=(name,), levels=(levels,)))
+        parts = self.column.slope(found, self.within)
         estimate, error, bias = (pd.Series(part, pd.Index(list(features))) for part in parts)
-        limits = (_ANY, *self.limits, *([WITHOUT_NULLS] if self.column.has_null else []))
-        return Result(estimate=estimate, standard_error=error, bias_bound=bias, limits=limits)
+        return Result(estimate=estimate, standard_error=error, bias_bound=bias, limits=self._limits)
 
-    def histogram(self, counts: Floats, edges: Floats) -> Result:
+    def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range."""
         ends = np.append(edges[1:-1], np.nextafter(edges[-1], np.inf))
         parts = [
-            self._tell(self.column.share(counts, float(low), float(end)), (_ANY, *self.limits))
+            self._tell(
+                self.column.share(self._counts, float(low), float(end)), (_ANY, *self.limits)
+            )
             for low, end in zip(edges[:-1], ends, strict=True)
         ]
-        index = index_ranges(edges, self.scale, self.name)
-        return _scale(Result.gather(parts, index), float(counts.sum()))
+        index = index_ranges(edges, self.scale, name)
+        return _scale(Result.gather(parts, index), float(self._counts.sum()))
 
-    def quantile(self, counts: Floats, q: float | Sequence[float]) -> Result:
-        """Return a quantile, or several."""
-        if not isinstance(q, float):
-            parts = [self.quantile(counts, each) for each in q]
-            return Result.gather(parts, pd.Index(q, name="q"))
-        found = self.column.quantile(counts, q)
+    def quantile(self, _name: str, q: float) -> Result:
+        """Return a quantile."""
+        found = self.column.quantile(self._counts, q)
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             low, high = (self._in_units(end) for end in found.find_ends(deviations))
             return low, high
 
-        has_null = self.column.has_null
         return Result(
             estimate=self._in_units(found.value),
             standard_error=None,
-            limits=(_ANY, *self.limits, *([WITHOUT_NULLS] if has_null else [])),
+            limits=self._limits,
             find_ends=find_ends,
         )
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpdask.analysis.measured import average_margin, average_pair
+from dpdask.analysis.opened import Question
 from dpdask.analysis.points import OpenedPoints, Points
 from dpdask.analysis.values import NoisyCells, find_scales
 from dpdask.inference.measured import MeasuredColumn
@@ -32,9 +33,9 @@ class OpenedRecords(OpenedPoints):
         ),
     }
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        self._check_released(names)
-        return super(OpenedRecords, self)._plan(question, names, **options)
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        self._check_released(asked.names)
+        return super(OpenedRecords, self)._plan(asked)
 
     def _points(self, *names: str) -> Points:
         if len(names) == 2 and (found := self._find_pair(*names)) is not None:

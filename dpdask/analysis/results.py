@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from scipy import special
 
 from dpdask.errors import SpecError
 from dpdask.html import make_html_table
+from dpdask.inference.measured import NORMAL_95
 
 _SHOWN = 12
 _NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
@@ -242,6 +244,12 @@ def clip_to(numbers: Any, ends: tuple[Any, Any]) -> Any:
     if isinstance(numbers, pd.Series):
         return numbers.clip(*ends)
     return numbers if pd.isna(numbers) else min(max(numbers, ends[0]), ends[1])
+
+
+def find_half(error: Any, bias: Any) -> float:
+    """Return the median half-width of 95 % intervals; infinite where none is known."""
+    half = np.asarray(NORMAL_95 * error + bias, dtype=np.float64)
+    return float(np.nanmedian(half)) if np.isfinite(half).any() else math.inf
 
 
 def _find_no_ends(_: float) -> tuple[float, float]:

@@ -14,12 +14,12 @@ import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.points import KeptColumns, Points, read_as_python
+from dpdask.analysis.opened import Question
+from dpdask.analysis.points import AVERAGES, KeptColumns, Points, read_as_python
 from dpdask.analysis.ranks import RankAnswers, to_floats
-from dpdask.analysis.results import Result, clip_to
+from dpdask.analysis.results import Result, clip_to, find_half
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
-from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.noisy_ranks import NoisyRanks
 from dpdask.inference.tallies import Estimate, Floats, Frame, Outcomes, group_counts, outcome_counts
 from dpdask.privacy import UnitColumn
@@ -37,7 +37,6 @@ _SURE = 2.0  # standard deviations
 _SURELY = 2.75  # standard deviations that a level is at most more frequent than it is estimated
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _COUNTED = ("histogram", "tree")  # kinds of references
-_AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
 _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own distribution is kept: dependence on other columns is weakened by it"
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
 _SPREAD = (
@@ -108,30 +107,31 @@ class OpenedRows(KeptColumns):
         ),
     }
 
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        self._check_released(names)
-        answer = self._plan_rows(question, names, **options)
-        if self._is_weighed(question, names):
-            return partial(self._answer_of_table, question, names, **options)
-        if question not in ("histogram", "crosstab") or not self._reference.get("fraction"):
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        self._check_released(asked.names)
+        answer = self._plan_rows(asked)
+        if self._is_weighed(asked):
+            return partial(self._answer_of_table, asked)
+        if asked.kind not in ("histogram", "crosstab") or not self._reference.get("fraction"):
             return answer
 
         def answer_of_released() -> Result:
-            with read_as_python(*names):
+            with read_as_python(*asked.names):
                 found: Result = answer()
             return replace(found, limits=(*found.limits, _RELEASED))
 
         return answer_of_released
 
-    def _plan_rows(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+    def _plan_rows(self, asked: Question) -> Callable[[], Any]:
+        question, names = asked.kind, asked.names
         first, *others = names
         private = [name for name in names if not self._is_kept(name)]
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
-        if (ranks := self._plan_ranks(question, names, **options)) is not None:
+        if (ranks := self._plan_ranks(asked)) is not None:
             return ranks
         match question:
             case "mean" if not joint:
-                numbers = self._level_values(first, options.get("values"), options.get("within"))
+                numbers = self._level_values(first, asked.values, asked.within)
                 if numbers is not None and self._has_channel(first):
                     if not self._is_kept(*others):
                         raise self._refusal(question, *names)
@@ -173,24 +173,25 @@ class OpenedRows(KeptColumns):
                 self._check_no_dates(names)
                 self._check_no_texts(private)
                 return lambda: self._correct_slope(private[0], first, others)
-        if private and self._n_reference is None and question in _AVERAGES:
+        if private and self._n_reference is None and question in AVERAGES:
             what = "its reference is a declared distribution or another table, which the released values lean to by an unknown amount"
             raise SpecError(
                 what,
                 ", ".join(private),
                 "use columns of levels, or a release whose reference is made of its own rows",
             )
-        return super(OpenedRows, self)._plan(question, names, **options)
+        return super(OpenedRows, self)._plan(asked)
 
-    def _is_weighed(self, question: str, names: Sequence[str]) -> bool:
+    def _is_weighed(self, asked: Question) -> bool:
         """Return whether the whole table is estimated: numbers of rows are published, and the noise of each private column is a known channel."""
+        names = asked.names
         unit = self.content["guarantee"]["unit"]
         if not (isinstance(unit, dict) and unit.get("publish_counts")):
             return False
         private = [name for name in names if not self._is_kept(name)]
         if any(map(self._is_of_dates, names)) or not all(map(self._has_channel, private)):
             return False
-        match question:
+        match asked.kind:
             case "mean":
                 return not set(names[1:]) & set(private)
             case "histogram" | "quantile":
@@ -200,13 +201,13 @@ class OpenedRows(KeptColumns):
                     None in (self._levels(n) or ()) for n in private
                 )
         along = any(self._column(name).get("parent") is not None for name in private)
-        return question in ("share", "crosstab") and (len(private) < 2 or not along)
+        return asked.kind in ("share", "crosstab") and (len(private) < 2 or not along)
 
-    def _answer_of_table(self, question: str, names: Sequence[str], **options: Any) -> Result:
+    def _answer_of_table(self, asked: Question) -> Result:
         from dpdask.analysis.weighted import WeightedAnswers  # many releases have no weights
         from dpdask.inference.debias import ReleasedColumn
 
-        first, *others = names
+        names, first = asked.names, asked.names[0]
         unit = UnitColumn.model_validate(self.content["guarantee"]["unit"])
         weight = str(unit.weight)
         private = [name for name in names if not self._is_kept(name)]
@@ -214,30 +215,18 @@ class OpenedRows(KeptColumns):
         read = itertools.chain(*(column.outcomes.columns for column in columns.values()))
         frame = self._read(list(dict.fromkeys([*names, *read, unit.column, weight])))
         of = WeightedAnswers(frame=frame, unit=unit.column, weight=weight, released=columns)
+        is_mean, is_histogram = asked.kind == "mean", asked.kind == "histogram"
         with read_as_python(*names):
-            match question:
-                case "mean":
-                    within = options.get("within")
-                    values = self._level_values(first, options.get("values"), within)
-                    ends = self._check_within(first, within)
-                    return of.mean(first, others[0] if others else None, values, ends)
-                case "histogram":
-                    return of.histogram(first, self._edges(first, options["bins"]))
-                case "quantile" if not isinstance(options["q"], float):
-                    found = [of.quantile(first, each) for each in options["q"]]
-                    return Result.gather(found, pd.Index(options["q"], name="q"))
-                case "quantile":
-                    return of.quantile(first, options["q"])
-                case "slope":
-                    return of.slope(first, others)
-        return of.share(first) if question == "share" else of.crosstab(*names)
+            values = self._level_values(first, asked.values, asked.within) if is_mean else None
+            edges = self._edges(first, asked.bins) if is_histogram else None
+            ends = self._check_within(first, asked.within)
+            return asked.put(of, values=values, ends=ends, edges=edges)
 
     # ---- numbers whose noise is a channel on ranks
 
-    def _plan_ranks(
-        self, question: str, names: Sequence[str], **options: Any
-    ) -> Callable[[], Any] | None:
+    def _plan_ranks(self, asked: Question) -> Callable[[], Any] | None:
         """Return what answers a question about a column of numbers by the channel of its ranks; None if that is not known or not needed."""
+        question, names = asked.kind, asked.names
         name, *others = names
         if self._is_kept(name) or not self._is_kept(*others):
             return None
@@ -250,47 +239,35 @@ class OpenedRows(KeptColumns):
         if told is None and not self._tells_held_out(name):
             return None
         scale = DateScale.of_card(self._column(name))
-        within, bounds = options.get("within"), self._bounds_of(name)
-        ends = self._check_within(name, within, scale) or bounds
+        ends = self._check_within(name, asked.within, scale) or self._bounds_of(name)
         if question == "slope":
             self._check_no_dates(names)
             self._check_no_texts(others)
         if question in ("mean", "slope"):
-            self._level_values(name, options.get("values"))  # which it has none of
+            self._level_values(name, asked.values)  # which it has none of
             if ends is None:
                 what = "values beyond the reference may be anything, since no bounds were declared"
                 use = f"use mean({name!r}, …, within=(low, high))"
                 raise SpecError(what, f"column {name!r}", use)
 
-        measured = self._find_measured(name)
-        if question in ("mean", "slope") and within is None and measured is not None:
-            measured.check_mean(name)
+            measured = self._find_measured(name)
+            if asked.within is None and measured is not None:
+                measured.check_mean(name)
 
         def find() -> Result:
             frame = self.to_pandas(names)
             zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
             channel = told or self._read_ranks(name, frame[name], zone)
             answers = RankAnswers(
-                name=name, column=channel, scale=zone, limits=self._limits_of_units()
+                frame=frame,
+                column=channel,
+                scale=zone,
+                within=ends,
+                limits=self._limits_of_units(),
             )
-            if question == "slope":
-                assert ends is not None
-                return answers.slope(frame, others, ends)
-            counts = answers.count(frame[name])
-            match question:
-                case "histogram":
-                    return answers.histogram(counts, self._edges(name, options["bins"], scale))
-                case "quantile":
-                    return answers.quantile(counts, options["q"])
-            assert ends is not None
-            if not others:
-                return answers.mean(counts[None, :], ends)
-            with read_as_python(*others):
-                place, groups = pd.factorize(frame[others[0]], sort=True, use_na_sentinel=False)
-                index = pd.Index(groups, name=others[0])
-            code = channel.n_outcomes * place + answers.code(frame[name])
-            table = np.bincount(code, minlength=channel.n_outcomes * len(groups))
-            return answers.mean(table.reshape(len(groups), -1).astype(np.float64), ends, index)
+            edges = self._edges(name, asked.bins, scale) if question == "histogram" else None
+            with read_as_python(*(others or names)):
+                return asked.put(answers, edges=edges)
 
         return find
 
@@ -690,12 +667,8 @@ def _choose(estimate: Callable[[bool], Estimate]) -> Estimate:
         exact = estimate(False)
     except SpecError:
         return near
-    halves = (
-        np.asarray(NORMAL_95 * found.standard_error + found.worst_bias, dtype=np.float64)
-        for found in (exact, near)
-    )
     of_exact, of_near = (
-        np.nanmedian(half) if np.isfinite(half).any() else math.inf for half in halves
+        find_half(found.standard_error, found.worst_bias) for found in (exact, near)
     )
     return near if 2.0 * of_near < of_exact else exact
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.results import Result, clip_to
+from dpdask.analysis.results import Result, clip_to, find_half
 from dpdask.analysis.values import (
     find_levels,
     find_ranges,
@@ -24,7 +24,6 @@ from dpdask.analysis.values import (
 from dpdask.errors import SpecError
 from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.m_estimators import quantile
-from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import MAX_CONDITION
 from dpdask.inference.tallies import Codes, Flags, Floats
 from dpdask.inference.units import WeightedRows
@@ -69,13 +68,20 @@ class WeightedAnswers:
     def _none(self) -> Codes:
         return np.zeros(len(self.frame), dtype=np.int64)
 
-    def mean(self, name: str, by: str | None, values: Floats | None, ends: Any = None) -> Result:
+    def mean(
+        self,
+        name: str,
+        by: str | None = None,
+        *,
+        values: Floats | None = None,
+        within: tuple[float, float] | None = None,
+    ) -> Result:
         """Return the mean of a column, or those of the groups of a kept one; rows without a value are left out."""
         levels = self._levels(by) if by is not None else [None]
         groups = self._none if by is None else find_levels(self.frame[by], levels, by)
         if values is None:
-            x = np.clip(to_numbers(self.frame[name], name), *(ends or (None, None)))
-            here, possible = np.isfinite(x), ends
+            x = np.clip(to_numbers(self.frame[name], name), *(within or (None, None)))
+            here, possible = np.isfinite(x), within
         else:
             here = np.isfinite(values)
             possible = (values[here].min(), values[here].max()) if here.any() else None
@@ -231,7 +237,7 @@ class WeightedAnswers:
             return found
         for limit in _LIMITS:
             other = estimate(limit)
-            if 2.0 * _half(other) < _half(found):
+            if 2.0 * find_half(*other[2:]) < find_half(*found[2:]):
                 found = other
         return found
 
@@ -326,9 +332,3 @@ class WeightedAnswers:
             of_table=True,
             possible=possible,
         )
-
-
-def _half(parts: Parts) -> float:
-    """Return the median half-width of 95 % intervals; infinite where none is known."""
-    half = NORMAL_95 * parts[2] + parts[3]
-    return float(np.median(half[np.isfinite(half)])) if np.isfinite(half).any() else math.inf
