@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from dpdask.analysis.inside import MODEL, NO_VARIANCE, NOT_TOLD, is_resolved, lay_out
 from dpdask.analysis.opened import Question, Result
-from dpdask.analysis.points import OpenedPoints, Points
+from dpdask.analysis.opened_points import OpenedPoints
+from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, Points
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.cells import FEW_ROWS
 from dpdask.errors import InputError, SpecError, list_names
@@ -263,8 +263,8 @@ class JointCells(OpenedPoints):
             ),
             fine=self._find_fine(names),
         )
-        table, codes = lay_out(points, names)
-        is_told = all(map(partial(is_resolved, points, table), range(len(names)), names))
+        table, codes = points.lay_out(names)
+        is_told = all(map(partial(points.is_resolved, table), range(len(names)), names))
         texts = [any(isinstance(each, str) for each in grid[name]) for name in names]
         labels = [
             axis.cell.astype(np.float64) if text else axis.values

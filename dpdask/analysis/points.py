@@ -9,47 +9,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import combinations_with_replacement
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from dpdask.analysis.inside import MODEL, find_slope_of_table, lean
-from dpdask.analysis.measured import (
-    WITHOUT_NULLS,
-    MeasuredAnswers,
-    place_in_cells,
-)
-from dpdask.analysis.opened import OpenedRelease, Question, Result
+from dpdask.analysis.measured import WITHOUT_NULLS, place_in_cells
+from dpdask.analysis.results import Result
 from dpdask.analysis.values import (
     DateScale,
     NoisyCells,
-    cell_ends,
     find_levels,
     find_ranges,
-    find_scales,
     in_units,
     index_ranges,
-    list_cells,
-    list_values,
-    read_edges,
-    read_within,
     to_numbers,
+    without_levels,
 )
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
+from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, count_points, find_slope
 from dpdask.inference.tallies import Codes, Floats, add_up
-from dpdask.references.counts import label_table
 
-_SHOWN = 12
-AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
+MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias is half the difference to no dependence there"
+NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"
+NO_VARIANCE = "the variance of the feature cannot be told from the noise"
+_SPIKES = 0.25  # the share of the rows that stand out of the cells beside theirs
+_VARIES = 4.0  # standard deviations of its noise that the variance of a feature has at least
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
 _NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
@@ -170,7 +160,7 @@ class Points:
     ) -> tuple[Floats, Floats]:
         """Return how far rows are in the mean from their point, which has the number x, and how much further they may be."""
         if by is not None and name in self.ends and not self.biased:
-            found = lean(self, name, by, ends, beyond)
+            found = self._lean_inside(name, by, ends, beyond)
             if found is not None:
                 return found
         return np.zeros(len(x)), self._shift(name, x, ends)
@@ -363,12 +353,160 @@ class Points:
         why = _SLOPE if self.ends else _RANKS
         return found if bias is not None else replace(found, limits=(*found.limits, why))
 
+    # ---- what cells say of values inside them, by a normal copula of their columns
+
+    def lay_out(self, names: Sequence[str]) -> tuple[PlacedTable, list[Codes]]:
+        """Return the table of the cells of some columns, and the cell of each point in each of them; -1 of those without a number.
+
+        Texts are in the order of the mean score of the first column, which holds numbers.
+        """
+        codes, cells = list[Codes](), list[Floats]()
+        for name in names:
+            x = self._read(name)
+            ends = np.column_stack(self.ends.get(name, (x, x)))
+            known = np.isfinite(ends).all(axis=1)
+            found, inverse = np.unique(ends[known], axis=0, return_inverse=True)
+            code = np.full(len(ends), -1, dtype=np.int64)
+            code[known] = inverse.ravel()
+            total = add_up(x[known], code[known], len(found))
+            codes.append(code)
+            cells.append(np.column_stack([total / np.bincount(code[known]), found]))
+        here = (np.column_stack(codes) >= 0).all(axis=1)
+        shape = tuple(len(each) for each in cells)
+        flat = np.ravel_multi_index([code[here] for code in codes], shape)
+        counts = add_up(self.weights[here], flat, math.prod(shape)).reshape(shape)
+        axes = list[Axis]()
+        for place, (name, n_each) in enumerate(zip(names, count_points(shape), strict=True)):
+            others = tuple(k for k in range(len(names)) if k != place)
+            values = cells[place]
+            if axes and self._is_of_texts(name):
+                score = axes[0].means(axes[0].scores)
+                table = np.maximum(counts.sum(axis=tuple(k for k in others if k != 0)), 0.0)
+                key = (score @ table) / np.maximum(table.sum(axis=0), 1.0)
+                values = np.repeat(key[:, None], 3, axis=1)
+            rows, fine = counts.sum(axis=others), self.fine.get(name)
+            mean, low, high = values.T
+            axes.append(Axis.of(mean, low, high, rows, n_each=n_each, fine=fine))
+        return PlacedTable(axes=axes, counts=counts), codes
+
+    def _is_of_texts(self, name: str) -> bool:
+        return any(isinstance(level, str) for level in self.levels.get(name, ()))
+
+    def _read(self, name: str) -> Floats:
+        """Return the number of each point, of a column of texts the place of its level."""
+        if self._is_of_texts(name):
+            return find_levels(self.frame[name], self.levels[name], name).astype(np.float64)
+        return to_numbers(self.frame[name], name)
+
+    def _lean_inside(
+        self, name: str, by: str, within: tuple[float, float], beyond: Floats | float
+    ) -> tuple[Floats, Floats] | None:
+        """Return how far the mean of each point's rows is from that of its cell, in its group; and how far more it may be. None if no model says so."""
+        table, (code, group) = self.lay_out([name, by])
+        here = (code >= 0) & (group >= 0)
+        values = table.at_points(0, np.clip(table.axes[0].values, *within))
+        even = table.average(values, table.even)
+        moved, more = np.zeros(len(code)), np.zeros(len(code))
+        spikes = self._find_spikes(name, table.counts.sum(axis=1))
+        if table.axes[0].unresolved <= UNRESOLVED and spikes.sum() <= _SPIKES:
+            moved[here] = (table.average(values, table.leaning) - even)[code[here], group[here]]
+            low, high = (np.clip(each, *within) for each in self.ends[name])
+            rows = np.maximum(table.counts.sum(axis=1) / table.counts.sum(), 1e-9)
+            part = np.minimum(spikes / rows, 1.0)
+            more[here] = ((high - low)[here] / 2.0) * part[code[here]]
+            off, of_cells = np.broadcast_to(beyond, here.shape), np.zeros(table.axes[0].n_cells)
+            of_cells[code[here]] = off[here]
+            return moved, more + off if _is_far(of_cells, table.axes[0]) else more
+        if name not in self.fine:
+            return None
+        # the mean of a part q of rows with the standard deviation s is at most s √((1 - q) / q) off
+        spread = np.sqrt(np.maximum(table.average(values**2, table.even) - even**2, 0.0))
+        every = np.maximum(table.counts.sum(axis=1, keepdims=True), 1.0)
+        q = np.clip(table.counts / every, 1e-6, 1.0)
+        low, high = (np.clip(each, *within) for each in self.ends[name])
+        most = (spread * np.sqrt((1.0 - q) / q))[code[here], group[here]]
+        more[here] = np.minimum(
+            most + np.broadcast_to(beyond, here.shape)[here], (high - low)[here]
+        )
+        return moved, more
+
+    def _find_spikes(self, name: str, rows: Floats) -> Floats:
+        """Return the share of the rows of each cell that stands out of the line through the cells beside it, beyond the noise.
+
+        Of a column whose cells were found, fine counts say where rows are; of others, a peak in one
+        cell says that many may have one value, anywhere in it.
+        """
+        found = np.zeros(len(rows))
+        if name in self.fine or name not in self.ends or len(rows) < 3:
+            return found
+        ends = np.column_stack(self.ends[name])
+        cells = np.unique(ends[np.isfinite(ends).all(axis=1)], axis=0)
+        line = np.flatnonzero(cells[:, 0] < cells[:, 1])
+        share, around = rows[line] / rows.sum(), np.zeros(len(line))
+        if len(line) < 3:
+            found[line] = share
+            return found
+        around[1:-1] = (share[:-2] + share[2:]) / 2.0
+        around[[0, -1]] = 2.0 * share[[1, -2]]
+        noise = self.noise([name]) if self.noise is not None else None
+        n_each = 1.0 if noise is None else noise.n_cells / len(rows)
+        doubt = 2.0 * math.sqrt((noise.variance if noise else 0.0) * n_each * 1.5)
+        found[line] = np.maximum(np.abs(share - around) - doubt, 0.0) * (share > 0.0)
+        return found
+
+    def is_resolved(self, table: PlacedTable, place: int, name: str) -> bool:
+        """Return whether cells tell what a column depends on."""
+        axis = table.axes[place]
+        others = tuple(k for k in range(len(table.axes)) if k != place)
+        spikes = self._find_spikes(name, table.counts.sum(axis=others))
+        return axis.unresolved <= UNRESOLVED and float(spikes.sum()) <= _SPIKES
+
     def _slope_of_table(self, response: str, feature: str) -> Result:
-        slope, error, bias, limit = find_slope_of_table(self, response, feature)
+        """Return the slope of a table of two columns, by what its cells show of how they depend on each other."""
+        names = [response, feature]
+        table, codes = self.lay_out(names)
+        found = find_slope(table)
+        here = (codes[0] >= 0) & (codes[1] >= 0)
+        rows = table.counts / table.counts.sum()
+        known = float(table.counts.sum() / self.weights.sum())
+        cells = self.noise(names) if self.noise is not None else None
+        each = 0.0 if cells is None else cells.variance / known**2
+
+        def at_rows(influence: Floats) -> Floats:
+            return np.where(here, influence[codes[0], codes[1]], 0.0)
+
+        doubt = math.sqrt(each * float((at_rows(found.of_variance) ** 2).sum()))
+        if not found.variance > _VARIES * doubt:
+            raise SpecError(
+                NO_VARIANCE,
+                f"slope({response}, {feature})",
+                "use other columns, or release with a larger epsilon",
+            )
+        drawn = self.sampling / known * max(0.0, float((rows * found.influence**2).sum()))
+        noise, is_told = each * float((at_rows(found.influence) ** 2).sum()), True
+        # a variance that only the noise made large enough to be told makes the slope too flat; it may
+        # be a standard error less, besides the errors (Fieller, 1954, has the whole set)
+        bias = found.bias_bound + abs(found.estimate) * doubt / (found.variance - doubt)
+        for place, (name, axis) in enumerate(zip(names, table.axes, strict=True)):
+            _, doubts, beyond = self.place(name, (-math.inf, math.inf))
+            of_cells = np.zeros((2, axis.n_cells))
+            of_cells[:, codes[place][here]] = [
+                np.broadcast_to(part, here.shape)[here] for part in (doubts, beyond)
+            ]
+            # the mean of a cell at an end is off to one side, the outer one: noise far out draws it
+            moved = math.sqrt(float(((of_cells[0] * found.of_means[place]) ** 2).sum()))
+            noise, bias = noise + moved**2, bias + moved
+            is_told &= self.is_resolved(table, place, name) and not _is_far(of_cells[1], axis)
+        error = math.sqrt(drawn + noise)
         index = pd.Index([feature])
-        bounds = None if bias is None else pd.Series([bias], index)
-        found = self._result(pd.Series([slope], index), pd.Series([error], index), bounds)
-        return replace(found, limits=(*found.limits, limit))
+        told = self._result(
+            pd.Series([found.estimate], index),
+            pd.Series([error], index),
+            pd.Series([bias], index) if is_told else None,
+        )
+        return replace(told, limits=(*told.limits, MODEL if is_told else NOT_TOLD))
+
+    # ---- shares, and their errors
 
     def _cells(self, names: Sequence[str]) -> NoisyCells:
         """Return the noisy cells of some columns; none where no noise was added."""
@@ -424,7 +562,7 @@ class Points:
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
-            raise _without_levels(name)
+            raise without_levels(name)
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:
@@ -453,245 +591,9 @@ class Points:
         )
 
 
-def _without_levels(name: str) -> SpecError:
-    return SpecError(
-        "it holds numbers, without levels",
-        f"column {name!r}",
-        "use histogram(), mean() or quantile()",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class OpenedPoints(OpenedRelease):
-    """A release whose estimates are weighted averages of points, or sums of noisy counts."""
-
-    # whether shares of levels come from a column's own noisy counts, which no other table tells
-    measures_levels: ClassVar[bool] = False
-
-    def _points(self, *names: str) -> Points:
-        """Return the points of some columns."""
-        raise NotImplementedError
-
-    def _plan(self, asked: Question) -> Callable[[], Any]:
-        kind, names = asked.kind, asked.names
-        first, *others = names
-        if kind == "quantile" and others:
-            raise self._no_groups(kind, first, others[0])
-        for name in {"share": names, "crosstab": names, "mean": others}.get(kind, ()):
-            if self._levels(name) is None and not self._is_kept(name):
-                raise _without_levels(name)
-        if kind in ("histogram", "quantile", "slope"):
-            self._check_no_texts(names)
-        if kind not in AVERAGES:
-            raise self._refusal(kind, *names)
-        if kind == "slope":
-            self._check_no_dates(names)
-        values = self._level_values(first, asked.values, asked.within) if kind == "mean" else None
-        return partial(self._put, asked, values)
-
-    def _put(self, asked: Question, values: Floats | None) -> Result:
-        """Answer by the noisy counts of a column, where they are released and it is alone, else by points."""
-        first, *others = asked.names
-        measured = None if asked.kind in ("crosstab", "slope") else self._find_measured(first)
-        if others and measured is not None and values is None and asked.within is None:
-            measured.check_mean(first)
-        answers = self._points(*asked.names) if others or measured is None else measured
-        scale = answers.dates.get(first)
-        ends = self._check_within(first, asked.within, scale)
-        edges = self._edges(first, asked.bins, scale) if asked.kind == "histogram" else None
-        return asked.put(answers, values=values, ends=ends, edges=edges)
-
-    def _offer(self, question: str, name: str) -> str:
-        found = super(OpenedPoints, self)._offer(question, name)
-        if found != "mean" or self._levels(name) is not None:
-            return found
-        measured = self._find_measured(name)
-        return found if measured is None or measured.knows_mean(name) else "mean(within=)"
-
-    def _find_measured(self, name: str) -> MeasuredAnswers | None:
-        if self._is_kept(name):
-            return None
-        exact = self.content["guarantee"]["adjacency"] == "replace-one"
-        counts = self._read_counts(name, self._n_counted if exact else None)
-        if counts is None:
-            return None
-        type_ = self._types.field(name).type if name in self._types.names else pa.null()
-        zone = type_.tz if pa.types.is_timestamp(type_) else None
-        scale = DateScale.of_card(self._column(name), zone)
-        return MeasuredAnswers(
-            column=counts,
-            levels=self._levels(name),
-            dates={} if scale is None else {name: scale},
-            limits=self._limits_of_units(),
-        )
-
-    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
-        """Return the noisy counts of a column that answer questions about it alone."""
-        rows, levels = self._measured.get(label_table(name)), self._levels(name)
-        if rows is None or not (levels is None or self.measures_levels):
-            return None
-        with self._check_counts():
-            return MeasuredColumn.read(rows, n_rows, None if levels is None else len(levels))
-
-    def _find_fine(self, names: Sequence[str]) -> dict[str, MeasuredColumn]:
-        """Return the fine counts of those columns whose cells were found by them."""
-        found = {name: self._find_measured(name) for name in names if "means" in self._column(name)}
-        return {name: each.column for name, each in found.items() if each is not None}
-
-    @property
-    def _n_counted(self) -> float | None:
-        """How many rows were counted, where that is public."""
-        return self.content.get("n_rows", {}).get("value")  # ranges have none
-
-    def _limits_of_units(self) -> tuple[str, ...]:
-        unit = self.content["guarantee"]["unit"]
-        if not isinstance(unit, dict):
-            return ()
-        return (f"rows that share a {unit['column']!r} are taken to be independent",)
-
-    def _check_no_dates(self, names: Sequence[str]) -> None:
-        for name in names:
-            if self._is_of_dates(name):
-                raise SpecError(
-                    "holds dates, and slopes of dates are not supported",
-                    f"column {name!r}",
-                    "use mean(), quantile() or histogram()",
-                )
-
-    def _check_no_texts(self, names: Sequence[str]) -> None:
-        for name in names:
-            if any(isinstance(level, str) for level in self._levels(name) or ()):
-                raise SpecError(
-                    "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
-                )
-
-    def _check_within(
-        self, name: str, within: Sequence[Any] | None, scale: DateScale | None = None
-    ) -> tuple[float, float] | None:
-        """Return the two numbers that values are clipped to."""
-        if within is None:
-            return None
-        return read_within(within, f"mean({name}), `within`", scale)
-
-    def _level_values(
-        self,
-        name: str,
-        values: Sequence[float] | None,
-        within: Sequence[Any] | None = None,
-    ) -> Floats | None:
-        """Return the number of each level, NaN for null, clipped to `within`; None for a column without levels."""
-        levels = self._levels(name)
-        if levels is None:
-            if values is not None:
-                raise SpecError(
-                    "`values` are for a column with levels", f"mean({name})", "leave them out"
-                )
-            return None
-        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (
-            ", …" if len(levels) > _SHOWN else ""
-        )
-        if values is None:
-            if not all(isinstance(level, int | float | None) for level in levels):
-                raise SpecError(
-                    "does not hold numbers",
-                    f"column {name!r}",
-                    f"use share(), or give `values`, a number for each of {shown}",
-                )
-            values = [math.nan if level is None else float(level) for level in levels]
-        try:
-            found = np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):
-            found = np.zeros(0)
-        if found.shape != (len(levels),) or np.isinf(found).any():
-            raise SpecError(
-                f"needs {len(levels)} values, in the order of the levels",
-                f"mean({name})",
-                f"give a number, or NaN, for each of {shown}",
-            )
-        ends = self._check_within(name, within)
-        return found if ends is None else np.clip(found, *ends)
-
-    def _bounds_of(self, name: str) -> tuple[float, float] | None:
-        """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
-        bounds = self._column(name).get("bounds")
-        return None if bounds is None else (float(bounds[0]), float(bounds[1]))
-
-    def _edges(
-        self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None
-    ) -> Floats:
-        """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
-        return read_edges(bins, self._bounds_of(name), f"column {name!r}", scale)
-
-    def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
-        return {name: levels for name in names if (levels := self._levels(name)) is not None}
-
-    def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-        return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
-
-    def _find_scales(self, names: Sequence[str]) -> dict[str, DateScale]:
-        """Return how the card counts the dates of each column of dates."""
-        scales = {name: DateScale.of_card(self._column(name)) for name in names}
-        return {name: scale for name, scale in scales.items() if scale is not None}
-
-    def _make_points(
-        self, frame: pd.DataFrame, weights: Floats, n_rows: float, **more: Any
-    ) -> Points:
-        """Return points of which the card says the levels, the bounds and the cells."""
-        columns = {name: self._column(name) for name in frame.columns}
-        ends = {
-            name: cell_ends(column, frame[name])
-            for name, column in columns.items()
-            if "edges" in column
-        }
-        return Points(
-            frame=frame,
-            weights=weights,
-            n_rows=n_rows,
-            levels=self._level_map(list(columns)),
-            ends=ends,
-            bounds=self._bounds(list(columns)),
-            **{"sampling": 1.0 / n_rows, **more},
-        )
-
-    def _count_rows(self, weights: Floats) -> float:
-        """Return the number of rows that the card gives, or the weights do."""
-        return self.content["n_rows"]["value"] or float(weights.sum())
-
-    def _list_cells(self, names: Sequence[str]) -> pd.DataFrame:
-        """Return a point of each cell of some columns' table, in the order of the card."""
-        lines = [list_cells(self._column(name)) for name in names]
-        return pd.DataFrame(list(itertools.product(*lines)), columns=list(names))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class KeptColumns(OpenedPoints):
-    """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
-
-    def _points(self, *names: str) -> Points:
-        frame = self._read(names)
-        with read_as_python(*names):
-            levels = {
-                name: values for name in names if (values := list_values(frame[name])) is not None
-            }
-            dates = find_scales(frame)
-        return Points(
-            frame=frame,
-            weights=np.ones(len(frame)),
-            n_rows=float(self.n_rows),
-            sampling=1.0 / self.n_rows,
-            levels=levels,
-            limits=self._limits_of_units(),
-            dates=dates,
-        )
-
-
-@contextmanager
-def read_as_python(*names: str) -> Iterator[None]:
-    """Refuse kept columns whose values, such as dates after the year 9999, Python cannot hold."""
-    try:
-        yield
-    except (pa.ArrowException, NotImplementedError, OverflowError):
-        what = "holds values that Python cannot hold, so no question about it is answered"
-        raise SpecError(
-            what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it"
-        ) from None
+def _is_far(beyond: Floats, axis: Axis) -> bool:
+    """Return whether the places of cells, each as much further off as it may be, would have a large part of the variance of a column."""
+    rows = np.bincount(axis.cell, weights=axis.masses)
+    centre = float(axis.masses @ axis.values)
+    every = float(axis.masses @ (axis.values - centre) ** 2)
+    return bool((rows * beyond**2).max() > UNRESOLVED * every)

@@ -244,6 +244,12 @@ def find_levels(values: pd.Series, levels: Sequence[object], name: str) -> Codes
     return level_codes(found, levels, name)[codes]
 
 
+def without_levels(name: str) -> SpecError:
+    """Return the refusal of a question about levels of a column that has none."""
+    what, use = "it holds numbers, without levels", "use histogram(), mean() or quantile()"
+    return SpecError(what, f"column {name!r}", use)
+
+
 def list_values(column: pd.Series) -> Sequence[object] | None:
     """Return the different values of a kept column; None if there are too many."""
     found = column.unique()

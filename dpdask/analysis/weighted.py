@@ -20,6 +20,7 @@ from dpdask.analysis.values import (
     index_ranges,
     list_values,
     to_numbers,
+    without_levels,
 )
 from dpdask.errors import SpecError
 from dpdask.inference.debias import ReleasedColumn
@@ -213,8 +214,7 @@ class WeightedAnswers:
             return self.released[name].levels
         found = list_values(self.frame[name])
         if found is None:
-            what = "it holds numbers, without levels"
-            raise SpecError(what, f"column {name!r}", "use histogram(), mean() or quantile()")
+            raise without_levels(name)
         return found
 
     def _codes(self, name: str) -> Codes:

@@ -1,0 +1,272 @@
+"""Opened releases whose answers come from points with weights, or noisy counts; and their kept columns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dpdask.analysis.measured import MeasuredAnswers
+from dpdask.analysis.opened import OpenedRelease, Question, Result
+from dpdask.analysis.points import Points
+from dpdask.analysis.values import (
+    DateScale,
+    cell_ends,
+    find_scales,
+    list_cells,
+    list_values,
+    read_edges,
+    read_within,
+    without_levels,
+)
+from dpdask.errors import SpecError
+from dpdask.inference.measured import MeasuredColumn
+from dpdask.inference.tallies import Floats
+from dpdask.references.counts import label_table
+
+_SHOWN = 12
+AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedPoints(OpenedRelease):
+    """A release whose estimates are weighted averages of points, or sums of noisy counts."""
+
+    # whether shares of levels come from a column's own noisy counts, which no other table tells
+    measures_levels: ClassVar[bool] = False
+
+    def _points(self, *names: str) -> Points:
+        """Return the points of some columns."""
+        raise NotImplementedError
+
+    def _plan(self, asked: Question) -> Callable[[], Any]:
+        kind, names = asked.kind, asked.names
+        first, *others = names
+        if kind == "quantile" and others:
+            raise self._no_groups(kind, first, others[0])
+        for name in {"share": names, "crosstab": names, "mean": others}.get(kind, ()):
+            if self._levels(name) is None and not self._is_kept(name):
+                raise without_levels(name)
+        if kind in ("histogram", "quantile", "slope"):
+            self._check_no_texts(names)
+        if kind not in AVERAGES:
+            raise self._refusal(kind, *names)
+        if kind == "slope":
+            self._check_no_dates(names)
+        values = self._level_values(first, asked.values, asked.within) if kind == "mean" else None
+        return partial(self._put, asked, values)
+
+    def _put(self, asked: Question, values: Floats | None) -> Result:
+        """Answer by the noisy counts of a column, where they are released and it is alone, else by points."""
+        first, *others = asked.names
+        measured = None if asked.kind in ("crosstab", "slope") else self._find_measured(first)
+        if others and measured is not None and values is None and asked.within is None:
+            measured.check_mean(first)
+        answers = self._points(*asked.names) if others or measured is None else measured
+        scale = answers.dates.get(first)
+        ends = self._check_within(first, asked.within, scale)
+        edges = self._edges(first, asked.bins, scale) if asked.kind == "histogram" else None
+        return asked.put(answers, values=values, ends=ends, edges=edges)
+
+    def _offer(self, question: str, name: str) -> str:
+        found = super(OpenedPoints, self)._offer(question, name)
+        if found != "mean" or self._levels(name) is not None:
+            return found
+        measured = self._find_measured(name)
+        return found if measured is None or measured.knows_mean(name) else "mean(within=)"
+
+    def _find_measured(self, name: str) -> MeasuredAnswers | None:
+        if self._is_kept(name):
+            return None
+        exact = self.content["guarantee"]["adjacency"] == "replace-one"
+        counts = self._read_counts(name, self._n_counted if exact else None)
+        if counts is None:
+            return None
+        type_ = self._types.field(name).type if name in self._types.names else pa.null()
+        zone = type_.tz if pa.types.is_timestamp(type_) else None
+        scale = DateScale.of_card(self._column(name), zone)
+        return MeasuredAnswers(
+            column=counts,
+            levels=self._levels(name),
+            dates={} if scale is None else {name: scale},
+            limits=self._limits_of_units(),
+        )
+
+    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
+        """Return the noisy counts of a column that answer questions about it alone."""
+        rows, levels = self._measured.get(label_table(name)), self._levels(name)
+        if rows is None or not (levels is None or self.measures_levels):
+            return None
+        with self._check_counts():
+            return MeasuredColumn.read(rows, n_rows, None if levels is None else len(levels))
+
+    def _find_fine(self, names: Sequence[str]) -> dict[str, MeasuredColumn]:
+        """Return the fine counts of those columns whose cells were found by them."""
+        found = {name: self._find_measured(name) for name in names if "means" in self._column(name)}
+        return {name: each.column for name, each in found.items() if each is not None}
+
+    @property
+    def _n_counted(self) -> float | None:
+        """How many rows were counted, where that is public."""
+        return self.content.get("n_rows", {}).get("value")  # ranges have none
+
+    def _limits_of_units(self) -> tuple[str, ...]:
+        unit = self.content["guarantee"]["unit"]
+        if not isinstance(unit, dict):
+            return ()
+        return (f"rows that share a {unit['column']!r} are taken to be independent",)
+
+    def _check_no_dates(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._is_of_dates(name):
+                raise SpecError(
+                    "holds dates, and slopes of dates are not supported",
+                    f"column {name!r}",
+                    "use mean(), quantile() or histogram()",
+                )
+
+    def _check_no_texts(self, names: Sequence[str]) -> None:
+        for name in names:
+            if any(isinstance(level, str) for level in self._levels(name) or ()):
+                raise SpecError(
+                    "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
+                )
+
+    def _check_within(
+        self, name: str, within: Sequence[Any] | None, scale: DateScale | None = None
+    ) -> tuple[float, float] | None:
+        """Return the two numbers that values are clipped to."""
+        if within is None:
+            return None
+        return read_within(within, f"mean({name}), `within`", scale)
+
+    def _level_values(
+        self,
+        name: str,
+        values: Sequence[float] | None,
+        within: Sequence[Any] | None = None,
+    ) -> Floats | None:
+        """Return the number of each level, NaN for null, clipped to `within`; None for a column without levels."""
+        levels = self._levels(name)
+        if levels is None:
+            if values is not None:
+                raise SpecError(
+                    "`values` are for a column with levels", f"mean({name})", "leave them out"
+                )
+            return None
+        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (
+            ", …" if len(levels) > _SHOWN else ""
+        )
+        if values is None:
+            if not all(isinstance(level, int | float | None) for level in levels):
+                raise SpecError(
+                    "does not hold numbers",
+                    f"column {name!r}",
+                    f"use share(), or give `values`, a number for each of {shown}",
+                )
+            values = [math.nan if level is None else float(level) for level in levels]
+        try:
+            found = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (len(levels),) or np.isinf(found).any():
+            raise SpecError(
+                f"needs {len(levels)} values, in the order of the levels",
+                f"mean({name})",
+                f"give a number, or NaN, for each of {shown}",
+            )
+        ends = self._check_within(name, within)
+        return found if ends is None else np.clip(found, *ends)
+
+    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+        """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
+        bounds = self._column(name).get("bounds")
+        return None if bounds is None else (float(bounds[0]), float(bounds[1]))
+
+    def _edges(
+        self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None
+    ) -> Floats:
+        """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
+        return read_edges(bins, self._bounds_of(name), f"column {name!r}", scale)
+
+    def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+        return {name: levels for name in names if (levels := self._levels(name)) is not None}
+
+    def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
+
+    def _find_scales(self, names: Sequence[str]) -> dict[str, DateScale]:
+        """Return how the card counts the dates of each column of dates."""
+        scales = {name: DateScale.of_card(self._column(name)) for name in names}
+        return {name: scale for name, scale in scales.items() if scale is not None}
+
+    def _make_points(
+        self, frame: pd.DataFrame, weights: Floats, n_rows: float, **more: Any
+    ) -> Points:
+        """Return points of which the card says the levels, the bounds and the cells."""
+        columns = {name: self._column(name) for name in frame.columns}
+        ends = {
+            name: cell_ends(column, frame[name])
+            for name, column in columns.items()
+            if "edges" in column
+        }
+        return Points(
+            frame=frame,
+            weights=weights,
+            n_rows=n_rows,
+            levels=self._level_map(list(columns)),
+            ends=ends,
+            bounds=self._bounds(list(columns)),
+            **{"sampling": 1.0 / n_rows, **more},
+        )
+
+    def _count_rows(self, weights: Floats) -> float:
+        """Return the number of rows that the card gives, or the weights do."""
+        return self.content["n_rows"]["value"] or float(weights.sum())
+
+    def _list_cells(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return a point of each cell of some columns' table, in the order of the card."""
+        lines = [list_cells(self._column(name)) for name in names]
+        return pd.DataFrame(list(itertools.product(*lines)), columns=list(names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class KeptColumns(OpenedPoints):
+    """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
+
+    def _points(self, *names: str) -> Points:
+        frame = self._read(names)
+        with read_as_python(*names):
+            levels = {
+                name: values for name in names if (values := list_values(frame[name])) is not None
+            }
+            dates = find_scales(frame)
+        return Points(
+            frame=frame,
+            weights=np.ones(len(frame)),
+            n_rows=float(self.n_rows),
+            sampling=1.0 / self.n_rows,
+            levels=levels,
+            limits=self._limits_of_units(),
+            dates=dates,
+        )
+
+
+@contextmanager
+def read_as_python(*names: str) -> Iterator[None]:
+    """Refuse kept columns whose values, such as dates after the year 9999, Python cannot hold."""
+    try:
+        yield
+    except (pa.ArrowException, NotImplementedError, OverflowError):
+        what = "holds values that Python cannot hold, so no question about it is answered"
+        raise SpecError(
+            what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it"
+        ) from None
