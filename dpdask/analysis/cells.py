@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from dpdask.analysis.opened import Question, Result
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, Points
+from dpdask.analysis.results import Question, Result
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.cells import FEW_ROWS
 from dpdask.errors import InputError, SpecError, list_names

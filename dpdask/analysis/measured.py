@@ -128,11 +128,6 @@ def place_in_cells(
     Where these tell less, it is the usual one, which a model of them gives, in doubt by its distance
     from the nearer end (half of it, as a standard error): in a tail under wide bounds, the mean of the counts is mostly noise.
     It may then be as far off as two standard errors of that mean let it, within the cell.
-
-    Parameters
-    ----------
-    low, high, usual
-        The ends of each point's cell, and its usual value.
     """
     values, doubts, beyond = np.clip(usual, *within), np.zeros(len(usual)), np.zeros(len(usual))
     middle = (fine.low + fine.high) / 2.0
@@ -159,17 +154,14 @@ def average_margin(
 ) -> MeasuredColumn | None:
     """Return the counts of the levels of a column by its own table and the sums of all its tables of two columns; None if there are none.
 
-    Each is weighted by its inverse variance, which is that of a count times those that are summed.
+    `sizes` has the number of cells of each column.
 
-    Parameters
-    ----------
-    sizes
-        How many cells each column has.
+    Each is weighted by its inverse variance, which is that of a count times those that are summed.
     """
     found, weight = np.zeros(sizes[name]), 0.0
     own = measured.get(label_table(name))
     tables = [] if own is None else [(own["count"].to_numpy(), own["standard_deviation"][0], 1)]
-    for other in sizes.keys() - {name}:
+    for other in (each for each in sizes if each != name):  # in one order: sums are rounded
         pair = average_pair(measured, (name, other), [sizes[name], sizes[other]])
         if pair is not None:
             summed = pair[0].reshape(sizes[name], -1).sum(axis=1)

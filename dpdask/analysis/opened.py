@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from dpdask.analysis.results import N_BINS, Question, clip_to
 from dpdask.analysis.results import Result as Result
-from dpdask.analysis.results import clip_to
 from dpdask.codec import is_real
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
@@ -49,7 +49,6 @@ QUESTIONS = (
 OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
 OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
 _POSSIBLE = {"share": (0.0, 1.0), "histogram": (0.0, math.inf), "crosstab": (0.0, math.inf)}
-_N_BINS = 20
 _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
@@ -62,45 +61,6 @@ _KINDS = {
     "tables": ("cells", "OpenedTables"),
     "ranges": ("ranges", "OpenedRanges"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a release is asked: a kind of `QUESTIONS`, the columns, and how."""
-
-    kind: str
-    names: tuple[str, ...]
-    values: Sequence[float] | None = None  # a number for each level
-    within: Sequence[Any] | None = None  # what numbers are clipped to
-    bins: int | Sequence[Any] = _N_BINS
-    q: float | Sequence[float] = 0.5
-    support: tuple[float, float] | None = None
-    knots: Sequence[float] | None = None
-    estimator: Any = None
-
-    def put(
-        self,
-        answers: Any,
-        *,
-        values: Floats | None = None,
-        ends: tuple[float, float] | None = None,
-        edges: Floats | None = None,
-    ) -> Result:
-        """Return the answer of points, counts, ranks or weighted rows, with the options as numbers."""
-        first, *others = self.names
-        match self.kind:
-            case "mean":
-                return answers.mean(first, *others, values=values, within=ends)
-            case "histogram":
-                return answers.histogram(first, edges)
-            case "quantile":
-                if isinstance(self.q, float):
-                    return answers.quantile(first, self.q)
-                parts = [answers.quantile(first, each) for each in self.q]
-                return Result.gather(parts, pd.Index(self.q, name="q"))
-            case "slope":
-                return answers.slope(first, others)
-        return getattr(answers, self.kind)(*self.names)  # a share or a crosstab
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -269,7 +229,7 @@ class OpenedRelease:
             raise self._no_groups("share", column, by)
         return self._ask("share", column)
 
-    def histogram(self, column: str, bins: int | Sequence[float] = _N_BINS) -> Result:
+    def histogram(self, column: str, bins: int | Sequence[float] = N_BINS) -> Result:
         """Return how many rows lie in each range of a column of numbers, a Series.
 
         Parameters

@@ -15,8 +15,9 @@ import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.measured import MeasuredAnswers
-from dpdask.analysis.opened import OpenedRelease, Question, Result
+from dpdask.analysis.opened import OpenedRelease
 from dpdask.analysis.points import Points
+from dpdask.analysis.results import Question, Result
 from dpdask.analysis.values import (
     DateScale,
     cell_ends,

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.opened import Question, Result
 from dpdask.analysis.opened_points import KeptColumns
+from dpdask.analysis.results import Question, Result
 from dpdask.analysis.values import count_since_1970, read_within, to_numbers
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle

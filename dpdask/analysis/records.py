@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpdask.analysis.measured import average_margin, average_pair
-from dpdask.analysis.opened import Question
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import Points
+from dpdask.analysis.results import Question
 from dpdask.analysis.values import NoisyCells, find_scales
 from dpdask.inference.measured import MeasuredColumn
 

@@ -15,8 +15,10 @@ from scipy import special
 from dpdask.errors import SpecError
 from dpdask.html import make_html_table
 from dpdask.inference.measured import NORMAL_95
+from dpdask.inference.tallies import Floats
 
 _SHOWN = 12
+N_BINS = 20
 _NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
 _ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}
 
@@ -60,15 +62,7 @@ class Result:
 
     @classmethod
     def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
-        """Return several results of numbers as one, with Series.
-
-        Parameters
-        ----------
-        parts
-            The results, one or more.
-        index
-            What each is of.
-        """
+        """Return several results of numbers as one, with Series."""
         columns = (
             [getattr(part, name) for part in parts]
             for name in ("estimate", "standard_error", "bias_bound")
@@ -221,6 +215,45 @@ class Result:
         ]
         head = [*(names if named else ()), *frame.rename(columns=_ENDS).columns]
         return make_html_table("Estimate", head, rows, "; ".join(lines))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a release is asked: its kind, the columns, and how."""
+
+    kind: str
+    names: tuple[str, ...]
+    values: Sequence[float] | None = None  # a number for each level
+    within: Sequence[Any] | None = None  # what numbers are clipped to
+    bins: int | Sequence[Any] = N_BINS
+    q: float | Sequence[float] = 0.5
+    support: tuple[float, float] | None = None
+    knots: Sequence[float] | None = None
+    estimator: Any = None
+
+    def put(
+        self,
+        answers: Any,
+        *,
+        values: Floats | None = None,
+        ends: tuple[float, float] | None = None,
+        edges: Floats | None = None,
+    ) -> Result:
+        """Return the answer of points, counts, ranks or weighted rows, with the options as numbers."""
+        first, *others = self.names
+        match self.kind:
+            case "mean":
+                return answers.mean(first, *others, values=values, within=ends)
+            case "histogram":
+                return answers.histogram(first, edges)
+            case "quantile":
+                if isinstance(self.q, float):
+                    return answers.quantile(first, self.q)
+                parts = [answers.quantile(first, each) for each in self.q]
+                return Result.gather(parts, pd.Index(self.q, name="q"))
+            case "slope":
+                return answers.slope(first, others)
+        return getattr(answers, self.kind)(*self.names)  # a share or a crosstab
 
 
 def _write(number: Any) -> str:

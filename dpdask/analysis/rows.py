@@ -14,11 +14,10 @@ import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.opened import Question
 from dpdask.analysis.opened_points import AVERAGES, KeptColumns, read_as_python
 from dpdask.analysis.points import Points
 from dpdask.analysis.ranks import RankAnswers, to_floats
-from dpdask.analysis.results import Result, clip_to, find_half
+from dpdask.analysis.results import Question, Result, clip_to, find_half
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
 from dpdask.inference.noisy_ranks import NoisyRanks

@@ -122,10 +122,8 @@ class Anchors:
     def pseudo_values(self, lower: Floats, upper: Floats, centre: Floats) -> Floats:
         """Return numbers whose average, given the rows' values, is that of the values, cut at the anchors' support.
 
-        Parameters
-        ----------
-        centre
-            A guess at each value: any leaves the average as it is; a near one makes it vary less.
+        `centre` guesses each value: any leaves the average as it is, a near one makes it
+        vary less.
 
         Notes
         -----
@@ -188,12 +186,7 @@ class Survival:
     ) -> Survival:
         """Return the regression.
 
-        Parameters
-        ----------
-        bounds
-            Public bounds of the values; None if there are none.
-        places
-            What else is an edge of cells.
+        Cells end at `places`, too.
         """
         edges = _cut(anchors, min(len(lower), _MOST_CELLS), bounds, places)
         counts = _count(anchors, lower, upper, edges)
@@ -210,10 +203,7 @@ class Survival:
     ) -> Survival:
         """Return the regression of the anchors in cells.
 
-        Parameters
-        ----------
-        rows
-            The released ranges, which limits need.
+        Limits need the released ranges, `rows`.
         """
         above, weight = counts
         return cls(
@@ -289,12 +279,7 @@ class Survival:
     def limit(self, place: float, deviations: float, *, surely: bool = True) -> Ends:
         """Return the shares that the ranges do not rule out at an edge: by the likelihood ratio.
 
-        Parameters
-        ----------
-        deviations
-            A number of standard errors, which says with what confidence.
-        surely
-            Whether the limits are wider where the limit law is far, by few events.
+        With `surely` limits are wider where the limit law is far, by few events.
 
         Notes
         -----
@@ -568,14 +553,8 @@ def slopes(
 ) -> tuple[Floats, Floats | None]:
     """Return the slopes of least squares and their standard errors, the sandwich's; None of the latter if a few rows decide.
 
-    Parameters
-    ----------
-    response
-        The response, or scores of it.
-    features
-        float64 array of shape (rows, features), or scores of some of them; a constant is added.
-    squares
-        By feature that is known by scores, the scores of its squared distance from their mean.
+    Features, of shape (rows, features), may be scores; `squares` has, for each of those, the
+    scores of its squared distance from their mean.
 
     Notes
     -----

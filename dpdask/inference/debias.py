@@ -287,14 +287,7 @@ class ReleasedColumn:
     def find_nearest(self, values: Sequence[float] | Floats) -> tuple[Floats, float]:
         """Return the g whose averages are nearest to those of f(Z) within `max_condition`, and their largest bias.
 
-        Parameters
-        ----------
-        values
-            f at each level, in the card's order.
-
-        Returns
-        -------
-        float64 array of shape (strata, s), one stratum but along a tree; and the bound, 0 if T g = f.
+        Of shape (strata, s), one stratum but along a tree; the bound is 0 if T g = f.
         """
         found = self._invert(self._values(values), approximate=True)
         return found.g[0], float(found.bias[0])

@@ -69,14 +69,8 @@ class MeasuredColumn:
     def read(cls, rows: pa.Table, n_rows: float | None, n_levels: int | None = None) -> Self:
         """Return the counts of a column.
 
-        Parameters
-        ----------
-        rows
-            The column's rows of a release's file, as `references.counts.COUNTS` has them.
-        n_rows
-            The number of rows, if it is public.
-        n_levels
-            How many levels the column has, if it has levels.
+        Its rows are those of `references.counts.COUNTS`; `n_rows` is None if it is not
+        public, `n_levels` if the column has none.
 
         Raises
         ------
@@ -189,11 +183,6 @@ class MeasuredColumn:
         By the delta method A / B has the variance of A - (A / B) B, over B²: of the noise, with the
         covariance of both sums, and of the draw of the rows. NaN where the sum below is less than
         four standard deviations of its noise.
-
-        Parameters
-        ----------
-        top, bottom
-            float64 arrays of shape (n_cells,).
         """
         below = float(bottom @ self.counts)
         if not below > _SURE * math.sqrt(self.variance(bottom)):
@@ -275,13 +264,6 @@ class MeasuredColumn:
         counts and of the draw of the rows. F is made to rise: each rank is the middle of the
         largest before it and the least after it. Ends of the interval are those of cells. NaN where
         the rows with a value are fewer than four standard deviations of their noise.
-
-        Parameters
-        ----------
-        p
-            The quantile's probability, in (0, 1).
-        deviations
-            The standard deviations on each side.
         """
         first, last, variances = self._steps
         rows = float(self._has_value @ self.counts)

@@ -125,21 +125,13 @@ def _read_bounds(column: Mapping[str, Any]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """The original values that there can be: a row each for a rank, or an interval of ranks that it is uniform in.
+    """The original values that there can be: a row each for a rank, or an interval of ranks that it is uniform in."""
 
-    Attributes
-    ----------
-    low, high
-        The values lie in (low, high], or are `high` where `is_point`; NaN of null.
-    is_point
-        Whether there is one value.
-    first, last
-        The ranks.
-    """
-
+    # the values lie in (low, high], or are `high` where `is_point`; NaN of null
     low: Floats
     high: Floats
-    is_point: Flags
+    is_point: Flags  # whether there is one value
+    # the ranks
     first: Floats
     last: Floats
 
@@ -162,31 +154,17 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyRanks:
-    """A released column of numbers and the channel of its ranks.
+    """A released column of numbers and the channel of its ranks."""
 
-    Attributes
-    ----------
-    values, ranks
-        Points of the reference's distribution function, which it is known at: it jumps where a value
-        repeats. The first rank is that of null.
-    law
-        The channel.
-    is_whole
-        Whether values are whole numbers.
-    bounds
-        What no value lies outside of; infinite if it is not known.
-    doubt
-        How far off ranks are: times a Brownian bridge. 0 where they are told.
-    spread
-        The largest share of the reference's rows at one value that is spread over the gap below.
-    """
-
+    # Points of the reference's distribution function, which it is known at: it jumps where a value
+    # repeats. The first rank is that of null
     values: Floats
     ranks: Floats
-    law: Law
-    is_whole: bool
-    bounds: tuple[float, float]
-    doubt: float = 0.0
+    law: Law  # the channel
+    is_whole: bool  # whether values are whole numbers
+    bounds: tuple[float, float]  # what no value lies outside of; infinite if it is not known
+    doubt: float = 0.0  # how far off ranks are: times a Brownian bridge. 0 where they are told
+    # the largest share of the reference's rows at one value that is spread over the gap below
     spread: float = 0.0
 
     @classmethod
@@ -212,12 +190,7 @@ class NoisyRanks:
     ) -> NoisyRanks:
         """Return the channel of a column whose released values have the distribution of a reference that is not told.
 
-        Parameters
-        ----------
-        released
-            All released values, NaN of null.
-        n_reference
-            How many rows the reference is made of.
+        NaN is null; the reference is made of `n_reference` rows.
         """
         n, x = len(released), np.sort(released[~np.isnan(released)])
         null = 1.0 - len(x) / n
@@ -403,14 +376,7 @@ class NoisyRanks:
     def cover(self, f: tuple[Floats, Floats], counts: Floats, n: float) -> tuple[Floats, Floats]:
         """Return the functions of the outcome whose averages lie below and above that of f.
 
-        Parameters
-        ----------
-        f
-            Between what it lies, for each of the inputs.
-        counts
-            How many rows have each outcome.
-        n
-            Of how many rows an average is.
+        f lies between two numbers for each of the inputs, and an average is of n rows.
         """
         q, weight = self._expect(counts), 1.0 / math.sqrt(n)
         matrix, place = self._different
@@ -451,14 +417,8 @@ class NoisyRanks:
     ) -> Bounds:
         """Return the average of f over the rows that are not null, in each group.
 
-        Parameters
-        ----------
-        table
-            How many rows of each group have each outcome, shape (groups, outcomes).
-        part
-            Between what f lies, for each of the inputs; null does not count.
-        possible
-            Between what the average lies.
+        The table has the shape (groups, outcomes); f lies between the two of `part` for
+        each of the inputs, and the average between `possible`.
         """
         sizes, counts, is_null = table.sum(axis=1), table.sum(axis=0), self.inputs.is_null
         n = float(np.median(sizes))
@@ -584,22 +544,13 @@ def _cover_near(matrix: Floats, f: Floats, q: Floats, target: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quantile:
-    """A quantile by what is known of how many values lie at or below each point.
+    """A quantile by what is known of how many values lie at or below each point."""
 
-    Attributes
-    ----------
-    x
-        The points.
-    find
-        Of a point, the averages that lie below and above the share of the values up to it, less p,
-        and their standard errors.
-    bounds
-        What no value lies outside of.
-    """
-
-    x: Floats
+    x: Floats  # the points
+    # of a point, the averages that lie below and above the share of the values up to it, less p,
+    # and their standard errors
     find: Callable[[int], tuple[Floats, Floats]]
-    bounds: tuple[float, float]
+    bounds: tuple[float, float]  # what no value lies outside of
 
     @property
     def value(self) -> float:
@@ -633,24 +584,13 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bounds:
-    """Ratios A / B of averages of which each lies between two that are estimated.
+    """Ratios A / B of averages of which each lies between two that are estimated."""
 
-    Attributes
-    ----------
-    means
-        The averages of four functions below and above A, and below and above B, shape (groups, 4).
-    covariances
-        Those of the averages, shape (groups, 4, 4).
-    centre
-        What is added to the ratios.
-    possible
-        Between what they lie.
-    """
-
+    # the averages of four functions below and above A, and below and above B, shape (groups, 4)
     means: Floats
-    covariances: Floats
-    centre: float
-    possible: tuple[float, float]
+    covariances: Floats  # Those of the averages, shape (groups, 4, 4)
+    centre: float  # what is added to the ratios
+    possible: tuple[float, float]  # between what they lie
 
     @classmethod
     def of(

@@ -48,10 +48,7 @@ class Margin:
 def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the share of each pair of original levels, its standard error, and how far the noise may move it, by how dependent the columns seem.
 
-    Parameters
-    ----------
-    counts
-        How many rows were released as each pair, shape (s, t).
+    Counts are of released pairs, shape (s, t).
 
     Notes
     -----

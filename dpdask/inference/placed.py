@@ -53,16 +53,7 @@ class Axis:
     ) -> Axis:
         """Return the points of cells.
 
-        Parameters
-        ----------
-        values, low, high
-            Of each cell the mean, and the ends; they are one for a level.
-        rows
-            How many rows each has, about.
-        n_each
-            How many points a cell has.
-        fine
-            The fine counts of a column whose cells were found; values lie evenly without.
+        Ends are one for a level; values lie evenly in a cell but by `fine` counts.
         """
         order = np.argsort(values, kind="stable")
         share = np.maximum(rows, 0.0) + 1e-3 * max(float(rows.sum()), 1.0) / len(rows)
@@ -202,13 +193,7 @@ class PlacedTable:
         return 1.0 / n[self._cells]
 
     def at_points(self, place: int, values: Floats | None = None) -> Floats:
-        """Return a column's numbers, or others of its points, at the points of the table.
-
-        Parameters
-        ----------
-        values
-            float64 array, a number for each of its points.
-        """
+        """Return a column's numbers, or others of its points, at the points of the table."""
         found = self.axes[place].values if values is None else values
         shape = [-1 if k == place else 1 for k in range(len(self.axes))]
         every = tuple(len(axis.cell) for axis in self.axes)
@@ -221,10 +206,7 @@ class PlacedTable:
     def gather(self, parts: Floats, labels: Sequence[Floats]) -> tuple[Floats, sparse.csr_matrix]:
         """Return the different points, a row of labels for each of them, and the matrix that gives their rows from those of the cells.
 
-        Parameters
-        ----------
-        labels
-            Of each column a label for each of its points.
+        Each column has a label for each of its points.
         """
         values = np.column_stack([self.at_points(k, each) for k, each in enumerate(labels)])
         points, code = np.unique(values, axis=0, return_inverse=True)

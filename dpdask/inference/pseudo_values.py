@@ -28,37 +28,18 @@ _UNBIASED_FOR = 1.1  # times the variance
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Directions:
-    """A channel's canonical directions under a distribution P of the original level.
+    """A channel's canonical directions under a distribution P of the original level."""
 
-    Attributes
-    ----------
-    matrix
-        The channel, float64 array of shape (s, s).
-    prior
-        P, float64 array of shape (s,); levels of probability 0 are taken not to occur.
-    own
-        u_i(k), shape (s, r), orthonormal under P; the first is 1.
-    released
-        v_i(j), shape (s, r), orthonormal under P·T; the first is 1.
-    singular
-        σ_i, shape (r,), with E[v_i(Z̃) | Z = k] = σ_i u_i(k): 1 first, falling, 0 where v_i is 0.
-    """
-
-    matrix: Floats
-    prior: Floats
-    own: Floats
-    released: Floats
+    matrix: Floats  # the channel, shape (s, s)
+    prior: Floats  # P, shape (s,); levels of probability 0 are taken not to occur
+    own: Floats  # u_i(k), shape (s, r), orthonormal under P; the first is 1
+    released: Floats  # v_i(j), shape (s, r), orthonormal under P·T; the first is 1
+    # σ_i, shape (r,), with E[v_i(Z̃) | Z = k] = σ_i u_i(k): 1 first, falling, 0 where v_i is 0
     singular: Floats
 
     @classmethod
     def of(cls, matrix: Floats, prior: Floats) -> Directions:
-        """Return the directions of a channel.
-
-        Parameters
-        ----------
-        matrix, prior
-            T and P.
-        """
+        """Return the directions of a channel."""
         rows, columns = np.flatnonzero(prior > 0), np.flatnonzero(prior @ matrix > 0)
         root, out = np.sqrt(prior[rows]), np.sqrt((prior @ matrix)[columns])
         whitened = root[:, None] * matrix[np.ix_(rows, columns)] / out
@@ -80,12 +61,7 @@ class Directions:
     def bias(self, g: Floats, f: Floats, most: Floats | None = None) -> Floats:
         """Return the largest |Σ_k π_k (E[g(Z̃) | Z = k] - f(k))| over distributions π of levels that occur.
 
-        Parameters
-        ----------
-        g, f
-            Shape (…, s).
-        most
-            The largest probabilities that π may have, shape (…, s); any if None.
+        π may be at most `most`, anything if None; g and f have the shape (…, s).
         """
         seen = self.prior > 0
         off = g @ self.matrix[seen].T - f[..., seen]
@@ -97,10 +73,7 @@ class Directions:
     def square_bias(self, g: Floats, f: Floats, most: Floats) -> float:
         """Return the largest mean of (E[g(Z̃) | Z] - f(Z))² over distributions of Z.
 
-        Parameters
-        ----------
-        g, f, most
-            As for `bias`, of shape (s,).
+        See `bias`.
         """
         seen = self.prior > 0
         off = g @ self.matrix[seen].T - f[seen]
@@ -121,17 +94,9 @@ def find_half_width(
 ) -> Floats:
     """Return how far on both sides a normal estimate holds the truth with probability 1 - alpha, if its bias is normal with one of several spreads.
 
-    A bias is the same in every release: intervals that hold in 95 % of all groups and releases
-    together never hold in some groups, so alpha is smaller by default.
-
-    Parameters
-    ----------
-    error
-        Standard errors, of any shape.
-    biases
-        The standard deviations of the biases for each spread, of one dimension more.
-    probability
-        That of each spread, of the first dimension of the biases.
+    Biases and their probability have one dimension more, of the spreads. A bias is the same in
+    every release: intervals that hold in 95 % of all groups and releases together never hold in
+    some groups, so alpha is smaller by default.
 
     References
     ----------
@@ -152,17 +117,7 @@ def find_half_width(
 def estimate_prior(matrix: Floats, start: Floats, counts: Floats, steps: int = _STEPS) -> Floats:
     """Return roughly the distribution of the original levels: some steps of expectation and maximisation from a start.
 
-    Parameters
-    ----------
-    matrix
-        The channel.
-    start
-        Where to start, shape (s,); zeros stay zeros. A few steps leave it where the counts say
-        little.
-    counts
-        How many rows were released as each level, shape (s,).
-    steps
-        How many steps.
+    Zeros of the start stay zeros, and a few steps leave it where the counts say little.
     """
     prior = start
     for _ in range(steps if counts.any() else 0):
@@ -176,44 +131,27 @@ def estimate_prior(matrix: Floats, start: Floats, counts: Floats, steps: int = _
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PseudoValues:
-    """Functions of the released level, for each group and stratum.
+    """Functions of the released level, for each group and stratum."""
 
-    Attributes
-    ----------
-    g
-        float64 array of shape (groups, strata, s); one group stands for all if its length is 1.
-    bias
-        The largest bias of each group's average of g, for any original values; exactly 0 where T g
-        = f. Shape (groups,) or (1,).
-    shared
-        The part of each average's variance that comes from the rows of all groups, of the shape of
-        `bias`.
-    f
-        What is averaged, shape (groups, s) or (1, s).
-    likely
-        The standard deviation of the bias over groups, if groups differ along the directions that
-        the channel hides as they do along the others, for each of several spreads: shape (spreads,
-        groups). None if it is not known.
-    probability
-        That of each spread, by the likelihood of what was released, shape (spreads,).
-    """
-
-    g: Floats
+    g: Floats  # shape (groups, strata, s); one group stands for all if its length is 1
+    # the largest bias of each group's average of g, for any original values; exactly 0 where T g =
+    # f. Shape (groups,) or (1,)
     bias: Floats
+    # the part of each average's variance that comes from the rows of all groups, of the shape of
+    # `bias`
     shared: Floats
-    f: Floats
+    f: Floats  # what is averaged, shape (groups, s) or (1, s)
+    # the standard deviation of the bias over groups, if groups differ along the directions that the
+    # channel hides as they do along the others, for each of several spreads: shape (spreads,
+    # groups). None if it is not known
     likely: Floats | None = None
+    # That of each spread, by the likelihood of what was released, shape (spreads,)
     probability: Floats | None = None
 
     def minus(self, shift: Floats, other: PseudoValues) -> PseudoValues:
         """Return the pseudo-values of f - shift · f of the other.
 
-        Parameters
-        ----------
-        shift
-            One for each group.
-        other
-            Pseudo-values of the same groups and strata.
+        There is one shift for each group.
         """
         size = np.abs(shift)
         likely = probability = None
@@ -239,14 +177,7 @@ class PseudoValues:
 def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> PseudoValues:
     """Return the g with T g = f of least norm, in each stratum; or the nearest without the directions beyond the cut-off.
 
-    Parameters
-    ----------
-    strata
-        The directions of each channel.
-    f
-        float64 array of shape (s,).
-    max_condition
-        Directions whose singular value lies below 1/max_condition are not inverted.
+    Singular values below 1/max_condition are not inverted.
     """
     g, bias = np.zeros((1, len(strata), len(f))), 0.0
     for place, each in enumerate(strata):
@@ -262,14 +193,7 @@ def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> Pse
 def balance(strata: Sequence[Directions], f: Floats, counts: Floats) -> PseudoValues:
     """Return the g of least squared bias and variance together, for averages over all rows.
 
-    Parameters
-    ----------
-    strata
-        The directions of each channel.
-    f
-        float64 array of shape (s,).
-    counts
-        How many rows of each stratum were released as each level, shape (strata, s).
+    Counts have the shape (strata, s).
 
     Notes
     -----
@@ -319,18 +243,9 @@ def fit_spread(
 ) -> Spread:
     """Return how groups differ from the average of all rows; or how all rows, as one group, differ from the distribution that the channel keeps.
 
-    Parameters
-    ----------
-    strata
-        The directions of each channel.
-    table
-        How many rows of each group and stratum were released as each level, shape (groups, strata,
-        s).
-    axis
-        A function of the level along which groups may differ by more than in other directions, as
-        numbers differ first in their mean; None if no direction is before others.
-    of_all
-        Whether the table is that of all rows, and they need not follow the channel's distribution.
+    The table has the shape (groups, strata, s). Along the `axis`, a function of the level,
+    groups may differ by more, as numbers do first in their mean. `of_all`: the table is that of
+    all rows, which need not follow the channel's distribution.
 
     Notes
     -----
@@ -353,16 +268,9 @@ def fit_spread(
 def fit_slopes(directions: Directions, sums: Floats, n_rows: float, axis: Floats) -> Spread:
     """Return how the level depends on covariates, which take the place of groups: its coordinates are the correlations with them.
 
-    Parameters
-    ----------
-    directions
-        Those of the channel.
-    sums
-        Of covariates whose mean is 0 and whose mean square is 1, over the rows of each released
-        level, shape (covariates, s).
-    axis
-        As for `fit_spread`. By Bessel's inequality a covariate's squared correlations add up to at
-        most 1.
+    `sums` are of covariates of mean 0 and mean square 1 over the rows of each released level,
+    shape (covariates, s). By Bessel's inequality a covariate's squared correlations add up to
+    at most 1.
     """
     v = directions.released.copy()
     v[:, 0] = 0.0
@@ -403,14 +311,8 @@ def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spr
 def list_spreads(n: int, length: float, most: float) -> list[tuple[float, float]]:
     """Return pairs τ and κ, on a grid of factors 4, that give coordinates at most a mean sum of squares.
 
-    Parameters
-    ----------
-    n
-        How many coordinates there are, each of variance τ.
-    length
-        The trace of the matrix that κ is a factor of; 0 if there is none.
-    most
-        The largest mean sum of squares.
+    There are n coordinates of variance τ; `length` is the trace of the matrix that κ is a
+    factor of, 0 if there is none.
     """
     levels = [4.0**-k for k in range(8)]
     grid = [(t, k) for t in levels for k in ([0.0, *levels] if length else [0.0])]
@@ -422,17 +324,8 @@ def balance_groups(
 ) -> PseudoValues:
     """Return the g of least squared bias and variance together, for the average of each group.
 
-    Parameters
-    ----------
-    strata
-        The directions of each channel.
-    f
-        float64 array of shape (s,).
-    spread
-        How groups differ from the average of all rows.
-    of_all
-        How all rows differ from the channel's distribution; None if they follow it, so that their
-        average is that of `balance`.
+    `of_all` is None if all rows follow the channel's distribution, so that their average is
+    that of `balance`.
 
     Notes
     -----
@@ -484,15 +377,9 @@ def balance_groups(
 def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) -> Floats:
     """Return the distribution of the original levels: in each stratum the nearest one of weighted least squares, then mixed by rows.
 
-    Parameters
-    ----------
-    channels
-        T of each stratum, shape (strata, s, s).
-    reference
-        P, shape (s,); levels of probability 0 keep it, and where several distributions are as near,
-        the one next to P is taken.
-    table
-        Counts by stratum and released level, shape (strata, s).
+    Levels of probability 0 in the reference keep it, and of several distributions that are as
+    near the one next to it is taken. Channels have the shape (strata, s, s), the table (strata,
+    s).
 
     Notes
     -----

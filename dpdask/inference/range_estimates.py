@@ -398,16 +398,9 @@ def count_ranges(
 ) -> RangeCounts:
     """Return the counts of released ranges on a grid of their ends: quantiles of them, and more where the likeliest distribution has its mass.
 
-    Parameters
-    ----------
-    lower, upper
-        As for `RangeCounts.of_batch`.
-    n_knots
-        How many quantiles, at least 2.
-    bounds
-        Public bounds that no value lies outside of. With them, the outermost ends are left out if
-        ranges are rounded: rounding gives them ranges of one side alone, by which all mass would
-        lie before the last anchor, where it begins to be unknown.
+    No value lies outside of `bounds`. With them, the outermost ends are left out if ranges are
+    rounded: rounding gives them ranges of one side alone, by which all mass would lie before
+    the last anchor, where it begins to be unknown.
 
     Raises
     ------

@@ -124,10 +124,7 @@ class ThresholdedCells:
 def keep_tails(counts: Floats, axis: int, deviation: float) -> Floats:
     """Return counts without negative ones: along an axis, ends that are not told from noise go to the next cells, and then what a cell has below 0 is taken from the next one towards the middle.
 
-    Parameters
-    ----------
-    deviation
-        Of the noise of one count.
+    The deviation is that of the noise of one count.
     """
     found = np.moveaxis(counts.copy(), axis, 0)
     n = len(found)

@@ -23,15 +23,9 @@ def regress_on_kept(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the slopes of f(Z) on kept columns, their standard errors and their worst biases.
 
-    Parameters
-    ----------
-    pseudo
-        g, in the place of f.
-    known
-        In the place of 1 where Z is not null; None if no row is.
-    doubts
-        Functions of the outcome whose averages over any rows bound the biases of g and of `known`
-        there; None if their largest biases are taken.
+    g takes the place of f, and `known` that of 1 where Z is not null, None if no row is.
+    Averages of `doubts`, functions of the outcome, bound the biases of g and of `known` over
+    any rows; without them their largest biases are taken.
 
     Raises
     ------
@@ -88,10 +82,7 @@ def regress_kept_on(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the slopes of the last kept column on f(Z) and the others, their standard errors, and their worst biases: 0 or infinite.
 
-    Parameters
-    ----------
-    first, second
-        g and h, in the places of f and f².
+    g and h take the places of f and f².
 
     Raises
     ------

@@ -50,19 +50,12 @@ def level_key(value: object) -> float | str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What a row can be released as: a level of one column, or of a column and the one that it is given.
+    """What a row can be released as: a level of one column, or of a column and the one that it is given."""
 
-    Attributes
-    ----------
-    columns
-        The released column, last; before it the one whose released level chose its channel, if
-        there is one.
-    levels
-        The card's levels of each.
-    """
-
+    # the released column, last; before it the one whose released level chose its channel, if there
+    # is one
     columns: tuple[str, ...]
-    levels: tuple[tuple[object, ...], ...]
+    levels: tuple[tuple[object, ...], ...]  # the card's levels of each
 
     @property
     def size(self) -> int:
@@ -77,10 +70,7 @@ class Outcomes:
     def codes(self, index: pd.Index) -> Codes:
         """Return the place of each outcome, int64 array.
 
-        Parameters
-        ----------
-        index
-            The outcomes: levels, or one level for each of the columns.
+        The index has levels, or one level for each of the columns.
 
         Raises
         ------
@@ -104,15 +94,6 @@ class Outcomes:
 def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> Codes:
     """Return the place of each value among the card's levels, int64 array.
 
-    Parameters
-    ----------
-    values
-        Values of the released column.
-    levels
-        The card's levels, in order.
-    column
-        The column's name, for messages.
-
     Raises
     ------
     DataError
@@ -132,13 +113,8 @@ def level_codes(values: Iterable[object], levels: Sequence[object], column: str)
 def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
     """Return how many rows have each outcome, float64 array of shape (outcomes.size,).
 
-    Parameters
-    ----------
-    counts
-        A released frame; or counts by outcome (a Series such as `value_counts` gives, or a
-        mapping); or counts in the card's order.
-    outcomes
-        What a row can be released as.
+    Counts are a released frame; counts by outcome, as `value_counts` or a mapping has them; or
+    counts in the card's order.
 
     Raises
     ------
@@ -173,17 +149,7 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
 
 
 def group_counts(frame: Frame, by: Sequence[str], outcomes: Outcomes) -> tuple[pd.Index, Floats]:
-    """Return the groups of kept columns, sorted, and how many of their rows have each outcome: (G,) and (G, outcomes.size).
-
-    Parameters
-    ----------
-    frame
-        The released rows.
-    by
-        The kept columns whose values make the groups.
-    outcomes
-        What a row can be released as.
-    """
+    """Return the groups of kept columns, sorted, and how many of their rows have each outcome: (G,) and (G, outcomes.size)."""
     sizes = _reduce(frame.groupby([*by, *outcomes.columns], **_GROUPING).size())
     codes = outcomes.codes(sizes.index.droplevel(list(range(len(by)))))
     places, groups = pd.factorize(
@@ -198,29 +164,16 @@ def group_counts(frame: Frame, by: Sequence[str], outcomes: Outcomes) -> tuple[p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Sums of products of standardised kept columns, by outcome.
+    """Sums of products of standardised kept columns, by outcome."""
 
-    Attributes
-    ----------
-    frame
-        Its columns `level0`, … (those of the outcomes), `z1`, `z2`, … (standardised, without
-        missing values) and `z0` = 1; not computed if it is Dask's.
-    n_columns
-        How many z there are, the constant included.
-    scale
-        What a kept column was divided by, float64 array of shape (n_columns - 1,).
-    products
-        Σ z_a z_b over the rows of outcome j, float64 array of shape (n_columns, n_columns,
-        outcomes.size).
-    outcomes
-        What a row can be released as.
-    """
-
+    # its columns `level0`, … (those of the outcomes), `z1`, `z2`, … (standardised, without missing
+    # values) and `z0` = 1; not computed if it is Dask's
     frame: Frame
-    n_columns: int
-    scale: Floats
+    n_columns: int  # how many z there are, the constant included
+    scale: Floats  # what a kept column was divided by, shape (n_columns - 1,)
+    # Σ z_a z_b over the rows of outcome j, shape (n_columns, n_columns, outcomes.size)
     products: Floats
-    outcomes: Outcomes
+    outcomes: Outcomes  # what a row can be released as
 
     @property
     def n_rows(self) -> float:
@@ -228,15 +181,7 @@ class Moments:
         return float(self.products[0, 0].sum())
 
     def weigh(self, coefficients: Floats, n_weighted: int) -> Floats:
-        """Return Σ z_a z_b eᵐ by outcome for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, (3, w, w, outcomes).
-
-        Parameters
-        ----------
-        coefficients
-            float64 array, one per column of z.
-        n_weighted
-            How many of the first columns of z to multiply by.
-        """
+        """Return Σ z_a z_b eᵐ by outcome for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, (3, w, w, outcomes)."""
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
         e = sum(float(coefficient) * z_ for coefficient, z_ in zip(coefficients, z, strict=True))
         sums = {
@@ -255,13 +200,7 @@ class Moments:
         return result
 
     def weigh_sizes(self, rows: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
-        """Return Σ |Σ_c rows_jc z_c| by outcome, and the same times |e|, e = Σ_c coefficients_c z_c: both of shape (rows, outcomes).
-
-        Parameters
-        ----------
-        rows, coefficients
-            float64 arrays, a column for each of z.
-        """
+        """Return Σ |Σ_c rows_jc z_c| by outcome, and the same times |e|, e = Σ_c coefficients_c z_c: both of shape (rows, outcomes)."""
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
 
         def combine(factors: Floats) -> Any:
@@ -277,15 +216,6 @@ class Moments:
 
 def moments(frame: Frame, kept: Sequence[str], outcomes: Outcomes) -> Moments:
     """Return the moments of kept numeric columns by outcome; rows that lack one of them are left out.
-
-    Parameters
-    ----------
-    frame
-        The released rows.
-    kept
-        Numeric columns that were passed through.
-    outcomes
-        What a row can be released as.
 
     Raises
     ------

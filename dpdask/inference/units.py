@@ -21,18 +21,10 @@ from dpdask.inference.tallies import Codes, Floats, add_up
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightedRows:
-    """Released rows, the unit of each, and how many rows of the table each stands for.
+    """Released rows, the unit of each, and how many rows of the table each stands for."""
 
-    Attributes
-    ----------
-    units
-        int64 array of shape (n,): a number of each row's unit, from 0 to `n_units` - 1.
-    weights
-        float64 array of shape (n,), the same for all rows of a unit.
-    """
-
-    units: Codes
-    weights: Floats
+    units: Codes  # int64 array of shape (n,): a number of each row's unit, from 0 to `n_units` - 1
+    weights: Floats  # shape (n,), the same for all rows of a unit
 
     @property
     def n_units(self) -> int:
@@ -53,13 +45,8 @@ class WeightedRows:
     ) -> tuple[Floats, Floats, Floats]:
         """Return the mean of a score in each group, its standard error, and the one for intervals; NaN for groups of one unit.
 
-        Parameters
-        ----------
-        scores, known
-            float64 arrays of shape (n,): a score, 0 where it counts as missing, and the score of
-            whether it is there.
-        groups
-            int64 array of shape (n,).
+        A score is 0 where it counts as missing, and `known` is the score of whether it is
+        there.
         """
         pairs, place = np.unique(groups * self.n_units + self.units, return_inverse=True)
         own = pairs // max(1, self.n_units)
@@ -106,10 +93,7 @@ class WeightedRows:
     def solve(self, left: Floats, right: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the solution of the summed linear equations of the rows, its standard errors, and those for intervals.
 
-        Parameters
-        ----------
-        left, right
-            float64 arrays of shape (n, p, p) and (n, p).
+        They have the shapes (n, p, p) and (n, p).
 
         Raises
         ------
