@@ -582,7 +582,7 @@ class Quantile:
         return low
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: a cached property
 class Bounds:
     """Ratios A / B of averages of which each lies between two that are estimated."""
 
@@ -621,13 +621,12 @@ class Bounds:
     @property
     def value(self) -> Floats:
         """What is most likely: the ratios as far as they are possible, or the middles of their intervals."""
-        low, high = self.find_ends(NORMAL_95)
         found = np.clip(self.centre + self.ratios, *self.possible)
-        return np.where(np.isnan(found), (low + high) / 2.0, found)
+        return np.where(np.isnan(found) | self._is_hidden, sum(self._interval) / 2.0, found)
 
     @property
     def standard_error(self) -> Floats:
-        """That of `value`, by the delta method; NaN where the ends of what is possible are nearer than chance."""
+        """That of `value`, by the delta method; NaN where the ends of what is possible are nearer than chance, or nothing else is told."""
         ratio = self.ratios
         half = np.full(len(ratio), 0.5)
         weights = np.stack([half, half, -ratio / 2.0, -ratio / 2.0], axis=1)
@@ -635,7 +634,18 @@ class Bounds:
         found = np.sqrt(np.maximum(variance, 0.0)) / self.means[:, 2:].mean(axis=1)
         away = np.minimum(*(abs(self.centre + ratio - end) for end in self.possible))
         is_in = np.clip(self.centre + ratio, *self.possible) == self.centre + ratio
-        return np.where(is_in & (away > NORMAL_95 * found), found, np.nan)
+        is_known = is_in & (away > NORMAL_95 * found) & ~self._is_hidden
+        return np.where(is_known, found, np.nan)
+
+    @cached_property
+    def _interval(self) -> tuple[Floats, Floats]:
+        return self.find_ends(NORMAL_95)
+
+    @property
+    def _is_hidden(self) -> Flags:
+        """Whether nothing but what is possible is known."""
+        low, high = self._interval
+        return (low <= self.possible[0]) & (high >= self.possible[1])
 
     def find_ends(self, deviations: float) -> tuple[Floats, Floats]:
         """Return the ends of an interval (Fieller 1954): beyond them, A - ratio · B is so many standard errors from 0."""

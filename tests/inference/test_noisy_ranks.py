@@ -178,6 +178,20 @@ def test_ends_are_those_of_fieller():
     assert 0.0 <= found.value[0] <= 100.0
 
 
+def test_of_a_group_of_which_nothing_is_told_the_middle_is_the_estimate():
+    """Whatever its rows are: what moves with them is no estimate, and its spread no standard error."""
+    mechanism, column = fit(*curved(), is_binned=False)
+    rng, own = np.random.default_rng(5), np.where(np.arange(1_500) < 1_350, np.nan, 90.0)
+    codes = [column.code(release(mechanism, own, rng)) for _ in range(30)]
+    table = [np.bincount(each, minlength=column.n_outcomes) for each in codes]
+    found = column.mean(np.array(table, dtype=float), (0.0, 100.0))
+    low, high = found.find_ends(1.96)
+    hidden = (low == 0.0) & (high == 100.0)
+    assert hidden.sum() > 20
+    assert (found.value[hidden] == 50.0).all()
+    assert np.isnan(found.standard_error[hidden]).all()
+
+
 def test_more_rows_and_less_noise_make_narrower_intervals():
     mechanism, column = fit(*curved(), is_binned=False)
     rng, widths = np.random.default_rng(4), []
