@@ -200,22 +200,17 @@ class Cells:
             *(["null"] * self.codec.nulls),
             *map(str, self._values(np.array(self.codec.atoms))),
         ]
-        line = (
-            self._whole_ranges()
-            if self.codec.lattice
-            else list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
-        )
+        if self.codec.lattice:
+            pairs = zip(
+                self._values(self.edges[:-1] + 1.0), self._values(self.edges[1:]), strict=True
+            )
+            line = [str(low) if low == high else f"{low}..{high}" for low, high in pairs]
+        else:
+            line = list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
         return [
             label
             for label, possible in zip([*singles, *line], self.possible, strict=True)
             if possible
-        ]
-
-    def _whole_ranges(self) -> list[str]:
-        first, last = self._values(self.edges[:-1] + 1.0), self._values(self.edges[1:])
-        return [
-            str(low) if low == high else f"{low}..{high}"
-            for low, high in zip(first, last, strict=True)
         ]
 
     def _values(self, numbers: Floats) -> list[object]:

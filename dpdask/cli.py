@@ -678,6 +678,9 @@ def simulate() -> None:
     """Write a table of a known shape, for demos and benchmarks."""
 
 
+_seed = click.option("--seed", type=int, default=0, show_default=True)
+
+
 @simulate.command()
 @click.option("--rows", "n_rows", type=int, required=True, help="Number of ratings.")
 @click.option(
@@ -687,7 +690,7 @@ def simulate() -> None:
     help="Number of users; by default in proportion to the ratings, as in MovieLens-25M.",
 )
 @click.option("--movies", "n_movies", type=int, help="Number of movies.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@_seed
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
 @_log_format
@@ -720,7 +723,7 @@ def movielens(out: str, log_format: LogFormat, **sizes: Any) -> None:
     help="Number of levels of all attributes together; by default in proportion to 674 levels for 27 attributes.",
 )
 @click.option("--binary", is_flag=True, help="Two levels for every attribute.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@_seed
 @click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
 @_log_format

@@ -95,7 +95,10 @@ def export(release: Release) -> str:
     document = {
         "format": FORMAT,
         "made_by": f"dpdask {__version__}",
-        "guarantee": _guarantee(fitted.epsilon),
+        "guarantee": (
+            f"Whatever a person's values are, no answer to all columns is more than e^{fitted.epsilon:.6g} times as likely as under other values, whoever "
+            "reads it (local differential privacy, δ = 0). Fresh noise on a value that was already answered costs ε again: keep the answer and repeat it."
+        ),
         "epsilon": fitted.epsilon,
         "adjacency": "replace-one",
         "unit": "one answer of one person, to all columns",
@@ -154,13 +157,6 @@ def _check(release: Release) -> None:
     if rows.work.unit is not None:
         what = "a device sees its own answer, and cannot bound how many others its unit gives"
         raise SpecError(what, where, "fit with unit='row' and ε divided by the number of answers")
-
-
-def _guarantee(epsilon: float) -> str:
-    return (
-        f"Whatever a person's values are, no answer to all columns is more than e^{epsilon:.6g} times as likely as under other values, whoever "
-        "reads it (local differential privacy, δ = 0). Fresh noise on a value that was already answered costs ε again: keep the answer and repeat it."
-    )
 
 
 def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:

@@ -359,23 +359,16 @@ def keeps_versions(fs: Any, bucket: str) -> bool:
 
 def find_first_version(fs: Any, path: str, *, alone: bool = False) -> str:
     """Return the oldest version of a file; it stays `alone` if the later ones are to be removed."""
-    versions = _live(fs, path)
+    versions, markers = list_versions(fs, path)
+    if markers:  # those since it was last removed
+        older = list_versions(fs, path, after=markers[0]["VersionId"])[0]
+        removed = {each["VersionId"] for each in older}
+        versions = [each for each in versions if each["VersionId"] not in removed]
     if not versions:
         raise FileNotFoundError(path)
     if alone:
         delete_versions(fs, path, versions[:-1])
     return str(versions[-1]["VersionId"])
-
-
-def _live(fs: Any, path: str) -> Entries:
-    """Return a file's versions since it was last removed, the newest first."""
-    versions, markers = list_versions(fs, path)
-    if not markers:
-        return versions
-    removed = {
-        each["VersionId"] for each in list_versions(fs, path, after=markers[0]["VersionId"])[0]
-    }
-    return [each for each in versions if each["VersionId"] not in removed]
 
 
 def list_versions(

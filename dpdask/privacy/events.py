@@ -675,7 +675,8 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
     """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
-    if len({_adjacency(atom) for atom in atoms}) > 1:
+    local = "replace-one"
+    if len({local if isinstance(each, LocalRelease) else each.adjacency for each in atoms}) > 1:
         raise SpecError(
             "releases of the adjacencies replace-one and add-remove cannot be added up",
             "privacy.adjacency",
@@ -690,10 +691,6 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
         else:
             counted[replace(atom, count=1)] += atom.count
     return counted
-
-
-def _adjacency(atom: Atom) -> str:
-    return "replace-one" if isinstance(atom, LocalRelease) else atom.adjacency
 
 
 @functools.lru_cache(maxsize=1024)

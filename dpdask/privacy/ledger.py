@@ -124,7 +124,14 @@ class LedgerStore:
         parsed = _parse(url)
         # libpq takes passwords as options too
         self.place = parsed.set(query={}).render_as_string(hide_password=True)
-        self._file = _find_file(parsed) if parsed.get_backend_name() == "sqlite" else None
+        self._file = None
+        if parsed.get_backend_name() == "sqlite":
+            # the one path that checks and SQLite use, however the process changes its folder, and
+            # whatever links are in the URL
+            try:
+                self._file = Path(parsed.database or "").resolve()
+            except OSError:  # the working folder was removed
+                raise self._no_folder() from None
         is_server = self._file is None
         engine = _engine(parsed if is_server else parsed.set(database=str(self._file)))
         writes = {"isolation_level": "READ COMMITTED"} if is_server else {}
@@ -138,7 +145,7 @@ class LedgerStore:
     def create(self, work: Callable[[Connection], Result]) -> Result:
         """Return the result of `work` in a transaction of its own; missing tables are created."""
         if self._file is not None and not self._file.parent.is_dir():
-            raise SpecError("the folder of the ledger does not exist", self.place, "make it")
+            raise self._no_folder()
         if self._file is not None:
             with suppress(FileExistsError):  # for this user alone: it holds the key of the hold-out
                 os.close(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -176,6 +183,9 @@ class LedgerStore:
         if not sa.inspect(connection).has_table(DATASETS.name):
             raise self._absent()
         return work(connection)
+
+    def _no_folder(self) -> SpecError:
+        return SpecError("the folder of the ledger does not exist", self.place, "make it")
 
     def _require_file(self) -> None:
         if self._file is not None and not self._file.is_file():
@@ -273,18 +283,6 @@ def _parse(url: str) -> URL:
             "an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db"
         )
     return parsed
-
-
-def _find_file(url: URL) -> Path:
-    """Return the one path that checks and SQLite use, however the process changes its folder, and whatever links are in the URL."""
-    try:
-        return Path(url.database or "").resolve()
-    except OSError:  # the working folder was removed
-        raise SpecError(
-            "the folder of the ledger does not exist",
-            url.set(query={}).render_as_string(),
-            "make it",
-        ) from None
 
 
 # an engine keeps compiled statements and the place of its file, and no connection
