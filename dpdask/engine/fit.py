@@ -90,10 +90,8 @@ def fit(
         what = "a public table and a mechanism that counts its rows go together"
         raise InternalError(what, None, "report it")
     planned = mechanism
-    rounds, mechanism = _read_rounds(mechanism, work)
-    # the noise of the last round may be drawn, too
-    drawn = rounds.pop()[1] if rounds and rounds[-1][0] is mechanism else None
-    number = len(rounds)
+    *earlier, (mechanism, drawn) = _read_rounds(mechanism, work)
+    number = len(earlier)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
     counted = _count(
@@ -151,7 +149,9 @@ def read_measured(mechanism: Mechanism, work: TableWork) -> bytes:
     def list_tables() -> Iterator[pa.Table]:
         seen = set()
         # a later round may have drawn more of the same tables
-        for each, drawn in reversed(_read_rounds(mechanism, work)[0]):
+        for each, drawn in reversed(_read_rounds(mechanism, work)):
+            if drawn is None:
+                continue
             own = set()
             for table in (each.search or each).list_counts(drawn, work.columns):
                 label = table["table"][0].as_py()
@@ -191,13 +191,10 @@ def carry_on(
     return Fitted.of_pass(counted, sha256, work.bounds_sha256)
 
 
-def _read_rounds(
-    mechanism: Mechanism, work: TableWork
-) -> tuple[list[tuple[Mechanism, Archived]], Mechanism]:
-    """Return the rounds whose noise is drawn and kept, and the mechanism of the round that is reached.
+def _read_rounds(mechanism: Mechanism, work: TableWork) -> list[tuple[Mechanism, Archived | None]]:
+    """Return the mechanism and the noise of each round up to the one that is reached, whose noise may not be drawn yet.
 
-    An earlier driver may have drawn it before it died. If the last of the rounds is reached, its
-    mechanism is that of the last pair.
+    An earlier driver drew and kept the noise before it died.
 
     Privacy
     -------
@@ -205,15 +202,15 @@ def _read_rounds(
     they lie beside the run key in a folder of mode 0700, and whoever can write there can read the
     key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
-    rounds: list[tuple[Mechanism, Archived]] = []
+    rounds: list[tuple[Mechanism, Archived | None]] = []
     while work.secrets.exists(name := _name_noise(len(rounds))):
         search = mechanism.search
         drawn = (search or mechanism).read_drawn(work.secrets.read(name), work.columns)
         rounds.append((mechanism, drawn))
         if search is None:
-            break
+            return rounds
         mechanism = mechanism.with_found(search.find(drawn, work.columns))
-    return rounds, mechanism
+    return [*rounds, (mechanism, None)]
 
 
 def _name_noise(number: int) -> str:

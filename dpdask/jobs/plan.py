@@ -292,13 +292,7 @@ def plan_job(job: Job) -> Plan:
     Any error that a run would end with, other than these, is in `Plan.refusal`.
     """
     job, state, opened, series = _open(job)
-    is_finished, refusal = False, None
-    try:
-        is_finished = raises_in_keys(_check_run)(job, state, opened)
-    except SpecError:
-        raise  # a job that is wrong has no plan
-    except DpdaskError as error:
-        refusal = error
+    is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
@@ -383,6 +377,16 @@ def _is_charged(job: Job, state: RunState) -> bool:
         charged = ("intend", "draw", "commit")
         return unfinished is not None and job.account.read().find_kind(unfinished.run_id) in charged
     return False
+
+
+def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskError | None]:
+    """Return whether a run would find nothing to do, and the error that it would end with, if any."""
+    try:
+        return raises_in_keys(_check_run)(job, state, opened), None
+    except SpecError:
+        raise  # a job that is wrong has no plan
+    except DpdaskError as error:
+        return False, error
 
 
 def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
