@@ -15,12 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, Protocol, TypeGuard, get_args
 
 from dpdask.errors import SpecError
-
-if TYPE_CHECKING:
-    from dpdask.privacy.ledger_entries import Charge
 
 
 def round_down(exact: Fraction) -> float:
@@ -121,6 +118,22 @@ class Series:
                 "event",
             )
         return cls(**data)
+
+
+class Charged(Protocol):
+    """A release in the ledger; the event is empty where only epsilon and delta are known."""
+
+    @property
+    def epsilon(self) -> float:
+        """The ε charged."""
+
+    @property
+    def delta(self) -> float:
+        """The δ charged."""
+
+    @property
+    def event(self) -> Mapping[str, Any]:
+        """The event, as `events.to_dict` gives it."""
 
 
 FORMAT = 1
@@ -502,7 +515,7 @@ def _pay_selections(listed: Iterable[Leaf], delta: float) -> tuple[list[Atom], f
     return atoms, round_down(Fraction(delta) - lost) if lost else delta
 
 
-def compose(charges: Iterable[Charge], delta_limit: float) -> float:
+def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     """Return an upper bound on the ε, at δ = `delta_limit`, of everything charged to a dataset: the ledger's composer.
 
     Parameters
@@ -561,7 +574,7 @@ def compose(charges: Iterable[Charge], delta_limit: float) -> float:
     return bound
 
 
-def _is_believed(charge: Charge) -> bool:
+def _is_believed(charge: Charged) -> bool:
     """Return whether a charge's declared ε and δ cover the cost of its event."""
     if not charge.event or not list(leaves(from_dict(charge.event))):
         return True
