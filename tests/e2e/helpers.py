@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import yaml
 from distributed import LocalCluster
@@ -142,8 +144,9 @@ def write_job(
         for parent in parents:
             inner = inner[parent]
         inner[last] = value
-    (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": dict(schema)}, sort_keys=False))
-    (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+    for name, content in (("schema", {"columns": dict(schema)}), ("job", job)):
+        text = yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False)
+        (folder / f"{name}.yaml").write_text(text)
     return folder / "job.yaml"
 
 
@@ -254,6 +257,16 @@ def digests(output):
         str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
     }
+
+
+def read_card(folder, out="out"):
+    """Return the card of the output `out` in a job's folder."""
+    return json.loads((folder / out / "_dpdask" / "release.json").read_text(encoding="utf-8"))
+
+
+def read_rows(folder, out="out"):
+    """Return the published table, which has no partitions."""
+    return pads.dataset(folder / out, exclude_invalid_files=False).to_table()
 
 
 def hidden(output):
