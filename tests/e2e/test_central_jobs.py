@@ -23,6 +23,8 @@ from e2e.helpers import (
     holds_number,
     lake,
     load,
+    read_card,
+    read_rows,
     run_here,
     write_job,
 )
@@ -68,11 +70,7 @@ def run(folder, source, mechanism=COPULA, **changed):
 
 
 def read(folder):
-    return pads.dataset(folder, exclude_invalid_files=False).to_table()
-
-
-def card(folder):
-    return json.loads((folder / "out/_dpdask/release.json").read_text())
+    return read_rows(folder, "")
 
 
 def check_valid(records, source, columns):
@@ -103,7 +101,7 @@ def test_records_are_valid_and_nobodys_and_the_card_says_what_was_done(source, t
         ]
         # sampling gives 0.02 to 0.03, noise of deviation 6.5 in 2,280 less
         assert np.abs(shares[0] - shares[1]).sum() / 2 < 0.08
-    found, loaded = card(tmp_path), load(tmp_path / "job/job.yaml")
+    found, loaded = read_card(tmp_path), load(tmp_path / "job/job.yaml")
     assert found["guarantee"]["text"].startswith("INSECURE: ")
     assert found["guarantee"]["text"].endswith(loaded.mechanism.description.guarantee("shuffled"))
     for words in ("ε = 4 ", "δ = 1e-6", "replace-one", "unit: one row", "every row of the table"):
@@ -165,7 +163,7 @@ def test_every_type_comes_out_as_it_went_in(mechanism, tmp_path):
     found = run(tmp_path, tmp_path / "in", mechanism, schema=EVERY_TYPE)
     if mechanism["kind"] == "marginals":
         assert found.num_rows == sum(
-            column["cells"] for column in card(tmp_path)["columns"].values()
+            column["cells"] for column in read_card(tmp_path)["columns"].values()
         )
         return
     if mechanism is CELLS:
@@ -199,7 +197,7 @@ def test_under_add_remove_nothing_tells_the_number_of_rows(mechanism, changed, s
         records = run(
             folder, source, mechanism, privacy__adjacency="add-remove", insecure_seed=seed, **given
         )
-        found = card(folder)
+        found = read_card(folder)
         assert found["n_rows"]["exact"] is False
         assert (found["n_rows"]["value"] is None) is (mechanism.get("threshold") == "positive")
         assert "The number of rows is private" in found["guarantee"]["text"]
@@ -221,14 +219,14 @@ def test_a_number_of_records(mechanism, source, tmp_path):
     assert [shard.n_rows for shard in run_here(made).manifest.shards] == [1000] * 5
     records = read(tmp_path / "out")
     check_valid(records, read(source), SCHEMA)
-    assert records.num_rows == card(tmp_path)["mechanism"]["records"] == 5000
+    assert records.num_rows == read_card(tmp_path)["mechanism"]["records"] == 5000
     assert len(set(records["price"].to_pylist())) == 5000  # no shard repeats another
 
 
 def test_bins_as_a_list_and_as_a_number(source, tmp_path):
     bins = {"price": [0.0, 0.25, 0.5], "age": [0, 18, 65]}
     check_valid(run(tmp_path, source, {"kind": "copula", "bins": bins}), read(source), SCHEMA)
-    found = card(tmp_path)
+    found = read_card(tmp_path)
     assert found["mechanism"]["bins"] | bins == found["mechanism"]["bins"]
     assert found["columns"]["age"]["edges"] == [-1.0, 17.0, 64.0, 120.0]
     amount = found["mechanism"]["bins"]["amount"]  # no cells were given, so they were found
@@ -253,7 +251,7 @@ def test_a_cell_is_near_its_count(source, tmp_path):
     off = found.reindex(every, fill_value=0.0) - truth  # a cell of weight 0 is not listed
     alpha = math.exp(-1 / 2.0)  # scale 2/ε
     deviation = math.sqrt(2 * alpha) / (1 - alpha)
-    assert len(off) == card(tmp_path)["mechanism"]["cells"] == 200
+    assert len(off) == read_card(tmp_path)["mechanism"]["cells"] == 200
     assert 0.75 * deviation < off.std() < 1.3 * deviation  # neither too little noise nor too much
 
 
@@ -287,7 +285,7 @@ def test_tables_are_labelled_and_near_the_truth(source, tmp_path):
     assert list(found.columns) == ["table", *columns, "count", "margin_95"]
     assert found["table"].drop_duplicates().tolist() == [" x ".join(clique) for clique in CLIQUES]
     assert found["count"].dtype == np.int64
-    accounting = card(tmp_path)["accounting"]
+    accounting = read_card(tmp_path)["accounting"]
     events = leaves(from_dict(accounting["events"]))
     for clique, event in zip(CLIQUES, events, strict=True):
         name, margin = " x ".join(clique), margin_95(event)
@@ -366,7 +364,7 @@ def test_rows_per_shard_do_not_matter(records, source, tmp_path, monkeypatch):
 def test_without_a_seed_runs_differ(mechanism, source, tmp_path):
     a, b = (run(tmp_path / name, source, mechanism, insecure_seed=None) for name in "ab")
     assert not a.equals(b)
-    assert card(tmp_path / "a")["insecure"] is False
+    assert read_card(tmp_path / "a")["insecure"] is False
 
 
 # ---- the ledger
@@ -395,7 +393,7 @@ def test_runs_compose_and_the_third_is_refused_with_nothing_written(source, tmp_
         assert [path.name for path in folder.iterdir()] == ["job"]
     entries = charging_entries(url, "people")
     assert [entry.kind for entry in entries] == ["intend", "commit"] * 2
-    events = card(tmp_path / "0")["accounting"]["events"]
+    events = read_card(tmp_path / "0")["accounting"]["events"]
     assert entries[0].charge.event == {**events, "unit": "row", "uncovered": []}
     spent = ledger.read_balance("people").epsilon_spent
     both = Composed(events=tuple(leaves(from_dict(events))) * 2)

@@ -10,12 +10,11 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from e2e.bad_input import COLUMNS, Case, table
 from e2e.bad_input import job as bad_job
-from e2e.helpers import digests, hidden, lake, load, run_here, write_job
+from e2e.helpers import digests, hidden, lake, load, read_card, read_rows, run_here, write_job
 from e2e.test_bad_input import check_case, ids
 from scipy import stats
 
@@ -62,11 +61,7 @@ def released(folder, source, **changed):
     run_here(
         write_job(folder, source, folder / "out", schema=SCHEMA, privacy__epsilon=1.5, **changed)
     )
-    return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
-
-
-def card_of(folder):
-    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+    return read_rows(folder).to_pandas()
 
 
 def joint(rows, *names):
@@ -112,7 +107,7 @@ def test_groups_keep_their_own_distribution(tmp_path):
         tmp_path / "none", source, mechanism__reference=CHAIN | {"by": "user", "min_rows": 100_000}
     )
     assert 0.3 < (pooled[pooled["user"] % 2 == 0]["a"] == 0).mean() < 0.68
-    assert card_of(tmp_path / "none")["mechanism"]["by"] == {
+    assert read_card(tmp_path / "none")["mechanism"]["by"] == {
         "column": "user",
         "min_rows": 100_000,
         "pooled_percent_of_reference_groups": 100,
@@ -149,7 +144,7 @@ def test_the_order_of_columns_changes_the_rows_and_not_the_distribution(tmp_path
         released(tmp_path / name, source, mechanism__reference=CHAIN | {"order": list(name)})
         for name in ("abc", "cba")
     )
-    assert card_of(tmp_path / "cba")["mechanism"]["order"] == ["c", "b", "a"]
+    assert read_card(tmp_path / "cba")["mechanism"]["order"] == ["c", "b", "a"]
     assert not one.equals(other)
     assert same_distribution(one, other, "a", "b") > ALPHA
     assert same_distribution(one, other, "b", "c") > ALPHA
@@ -174,7 +169,9 @@ def test_a_large_hold_out_is_sampled_and_a_unit_is_held_out_whole_and_bounded(tm
         )
         > 0.9
     )
-    assert card_of(tmp_path / "few")["mechanism"]["reference_share"] == 0.25  # of about 1,500 rows
+    assert (
+        read_card(tmp_path / "few")["mechanism"]["reference_share"] == 0.25
+    )  # of about 1,500 rows
     kept = released(
         tmp_path / "unit",
         source,
@@ -183,7 +180,7 @@ def test_a_large_hold_out_is_sampled_and_a_unit_is_held_out_whole_and_bounded(tm
         mechanism__channel="optimal",
     )
     assert kept.groupby("user").size().max() == 9
-    card = card_of(tmp_path / "unit")
+    card = read_card(tmp_path / "unit")
     assert card["mechanism"]["reference_share"] == 1.0
     assert card["accounting"]["epsilon_exact"] <= 1.5
     assert card["accounting"]["rows_per_unit"] == 9
@@ -205,7 +202,7 @@ def test_a_public_table_protects_every_row(with_unit, tmp_path):
     assert len(kept) == 6000
     assert within(kept) > 0.95
     assert (kept[kept["user"] % 2 == 0]["a"] == 0).mean() > 0.7
-    card = card_of(tmp_path / "job")
+    card = read_card(tmp_path / "job")
     assert card["guarantee"]["unprotected"]["fraction"] == 0
     assert str(tmp_path) not in json.dumps(card)
 
@@ -224,7 +221,7 @@ def test_the_plan_and_the_card_say_what_is_promised_and_what_is_republished(tmp_
     assert "columns in random order" in planned.stages[1]
     assert planned.released_rows == 1200
     run_here(made)
-    card = card_of(tmp_path)
+    card = read_card(tmp_path)
     mechanism = card["mechanism"]
     assert mechanism["columns"] == "chain"
     assert mechanism["joint"].startswith("all of it")

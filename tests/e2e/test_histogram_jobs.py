@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, RATINGS_SCHEMA, lake, run_here, write_job
+from e2e.helpers import LEVELS, RATINGS_SCHEMA, lake, read_card, run_here, write_job
 from strategies import zeros_and_a_tail
 
 from dpdask.privacy.events import from_dict, leaves
@@ -23,10 +22,6 @@ def job(folder, source, **changed):
     return write_job(
         folder / "job", source, folder / "out", **{"mechanism__reference": HISTOGRAM, **changed}
     )
-
-
-def card(folder):
-    return json.loads((folder / "out/_dpdask/release.json").read_text())
 
 
 def read(folder):
@@ -48,10 +43,10 @@ def test_every_row_is_released_and_every_row_is_covered(source, tmp_path):
     run_here(job(tmp_path, source))
     ids = [sorted(read(folder)["userId"].to_pylist()) for folder in (tmp_path / "out", source)]
     assert ids[0] == ids[1]
-    found = card(tmp_path)["guarantee"]
+    found = read_card(tmp_path)["guarantee"]
     assert found["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
     assert found["unprotected"]["fraction"] == 0.0
-    accounting = card(tmp_path)["accounting"]
+    accounting = read_card(tmp_path)["accounting"]
     assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 1.0)
     assert accounting["epsilon_exact"] <= 4.0
     # five columns' histograms, and the rows

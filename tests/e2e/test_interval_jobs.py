@@ -20,6 +20,8 @@ from e2e.helpers import (
     hidden,
     lake,
     load,
+    read_card,
+    read_rows,
     refusing,
     run_here,
     write_job,
@@ -88,11 +90,7 @@ def run(folder, source, designs=DESIGNS, **changed):
 
 
 def read(folder):
-    return pads.dataset(folder, exclude_invalid_files=False).to_table()
-
-
-def card(folder):
-    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+    return read_rows(folder, "")
 
 
 def ranges(released, name):
@@ -135,7 +133,7 @@ def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(plain, sou
 
 
 def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(plain):
-    found = card(plain)
+    found = read_card(plain)
     assert found["guarantee"]["epsilon"] is None
     assert found["guarantee"]["delta"] is None
     assert found["accounting"]["epsilon_exact"] is None
@@ -246,7 +244,7 @@ def test_dates_times_levels_nulls_and_small_floats(tmp_path):
         expected = missing if name in ("day", "code") else np.zeros(n, dtype=bool)
         assert (found.is_null == expected).all(), name
         assert released[f"{name}_upper"].null_count == expected.sum(), name
-    numbers = {name: column["numbers"] for name, column in card(tmp_path)["columns"].items()}
+    numbers = {name: column["numbers"] for name, column in read_card(tmp_path)["columns"].items()}
     assert numbers["day"] == "days since 1970-01-01"
     assert numbers["when"].startswith("microseconds")
     ring = ranges(released, "code")
@@ -280,9 +278,9 @@ def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(source
         "userId",
         *(f"{name}_{what}" for name in PRIVATE for what in ("lower", "upper", "coverage")),
     ]
-    told = card(tmp_path)["mechanism"]["convention"]
+    told = read_card(tmp_path)["mechanism"]["convention"]
     assert "coverage: the probability of the range" in told
-    columns = card(tmp_path)["columns"]
+    columns = read_card(tmp_path)["columns"]
     for name in PRIVATE:
         column = columns[name]
         assert column["released_as"] == [f"{name}_lower", f"{name}_upper", f"{name}_coverage"]
@@ -364,7 +362,7 @@ def test_only_unperturbed_ranges_are_true_and_the_card_tells_them_apart(source, 
     assert inside["age"] == 1.0
     assert 0.35 < inside["rating"] < 0.97
     assert 0.56 < inside["price"] < 0.97  # by chance alone two thirds
-    found = card(tmp_path)
+    found = read_card(tmp_path)
     guarantee, columns, text = found["guarantee"], found["columns"], found["guarantee"]["text"]
     assert (
         guarantee["epsilon"],
@@ -419,7 +417,7 @@ def test_a_job_that_perturbs_every_column_speaks_of_nothing_else(source, tmp_pat
             privacy={"epsilon": 2.5},
         )
     )
-    guarantee = card(tmp_path)["guarantee"]
+    guarantee = read_card(tmp_path)["guarantee"]
     assert guarantee["interval_private_only"] == []
     assert "There is no ε" not in guarantee["text"]
     assert "ε = 2.5 differentially private" in guarantee["text"]

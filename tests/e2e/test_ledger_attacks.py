@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, write_job
+from e2e.helpers import call_cli, charging_entries, hidden, load, read_card, run_here, write_job
 from pyarrow import parquet as pq
 
 import dpdask
@@ -232,9 +231,7 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_p
         "tests what its other columns were, at a false-alarm rate of 5 %, detects it with probability at most 5.6 %"
         in shown
     )
-    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"][
-        "columns_without_epsilon"
-    ] == ["who"]
+    assert read_card(tmp_path)["dataset"]["columns_without_epsilon"] == ["who"]
 
 
 def test_times_of_files_tell_nothing_of_the_order_of_writing(tmp_path, source, url):

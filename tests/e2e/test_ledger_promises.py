@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, write_job
+from e2e.helpers import call_cli, charging_entries, hidden, load, read_card, run_here, write_job
 from pyarrow import parquet as pq
 
 from dpdask.engine import scan
@@ -78,10 +78,6 @@ def kinds(url):
 
 def held_out(folder):
     return set(range(N)) - set(pq.read_table(folder / "out")["who"].to_pylist())
-
-
-def card(folder):
-    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
 # ---- whom no ε covers
@@ -189,7 +185,7 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path, s
         "an attacker who has all these releases and tests what a row was, at a false-alarm rate of 5 %, detects it with probability at most 13.6 %"
         in shown
     )
-    assert "dataset" not in card(tmp_path / "first")
+    assert "dataset" not in read_card(tmp_path / "first")
     chain = job(tmp_path / "chain", source, url, mechanism__reference=CHAIN, privacy__epsilon=0.1)
     planned = plan_job(load(chain)).ledger
     assert planned is not None
@@ -209,14 +205,15 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path, s
         "for a row that every run covers, an attacker who has all these releases and tests "
         in shown
     )
-    assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
-    assert card(tmp_path / "chain")["guarantee"]["text"].endswith(
+    assert read_card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
+    assert read_card(tmp_path / "chain")["guarantee"]["text"].endswith(
         "No such bound holds for the rows that are not protected."
     )
     later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
     run_here(later)
     assert (
-        "about 25 % of the rows had no ε in some run" in card(tmp_path / "later")["dataset"]["text"]
+        "about 25 % of the rows had no ε in some run"
+        in read_card(tmp_path / "later")["dataset"]["text"]
     )
 
 

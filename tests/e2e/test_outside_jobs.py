@@ -324,6 +324,7 @@ def test_the_ends_of_each_type_come_out_as_they_are(name, mechanism, tmp_path):
         assert abs(pc.mean(pc.equal(released, pa.scalar(end).cast(type_))).as_py() - share) < 0.1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
 @pytest.mark.parametrize(
     ("type_", "levels"),
@@ -353,6 +354,7 @@ def test_levels_reach_to_the_ends_of_their_type(type_, levels, mechanism, tmp_pa
     assert min(counts.values()) > 250
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
 @pytest.mark.parametrize(
     "type_", [pa.float64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str

@@ -17,6 +17,7 @@ from e2e.helpers import (
     hidden,
     lake,
     load,
+    read_card,
     run_here,
     write_job,
 )
@@ -475,7 +476,7 @@ def test_a_card_whose_events_cost_less_is_charged_what_it_promises(tmp_path, url
     made = written(tmp_path, url)
     run_here(made)
     backup()
-    card = json.loads((tmp_path / "lake" / "job" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path / "lake", "job")
     lower(card["accounting"]["events"], 1e-6)
     (tmp_path / "card.json").write_text(json.dumps(card))
     call_cli("ledger", "import", "--url", url, tmp_path / "card.json")

@@ -10,7 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, call_cli, digests, hidden, lake, load, run_here, write_job
+from e2e.helpers import (
+    LEVELS,
+    call_cli,
+    digests,
+    hidden,
+    lake,
+    load,
+    read_card,
+    run_here,
+    write_job,
+)
 from scipy import stats
 
 from dpdask.errors import TemporaryError
@@ -194,7 +204,7 @@ def test_of_many_row_groups_the_shards_numbers_tell_nothing_either(tmp_path):
     assert (
         max(max(found) - min(found) for found in places) < 100
     )  # power, and what is left: neighbours share a shard
-    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path)
     assert "come from neighbouring fragments" in card["order"]
     assert "no ε covers that" in card["order"]
     assert "the rows of one shard were close together in the input" in card["guarantee"]["text"]
@@ -215,7 +225,7 @@ def test_the_card_of_ranges_says_what_holds(order, tmp_path):
         privacy=None,
     )
     outcome = run_here(job, output__order=order)
-    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path)
     kept = order == "keep"
     assert ("the order of the rows" in card["guarantee"]["text"]) is kept
     assert card["order"].startswith(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import dask
@@ -20,6 +19,7 @@ from e2e.helpers import (
     lake,
     load,
     processes,
+    read_card,
     run_cli,
     run_here,
     write_job,
@@ -183,10 +183,7 @@ def test_without_a_seed_two_runs_differ(lakes, tmp_path):
     for name in ("one", "two"):
         run_here(job, output__path=tmp_path / name)
         found.append(pq.read_table(tmp_path / name))
-        assert (
-            json.loads((tmp_path / name / "_dpdask" / "release.json").read_text())["insecure"]
-            is False
-        )
+        assert read_card(tmp_path, name)["insecure"] is False
     for column in set(MIXED_SCHEMA) - {"userId", "timestamp"}:
         assert not found[0][column].equals(found[1][column]), column
 

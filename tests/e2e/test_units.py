@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from typing import Any
@@ -13,10 +12,19 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import HOLDOUT, LEVELS, digests, hidden, load, run_here, write_job
+from e2e.helpers import (
+    HOLDOUT,
+    LEVELS,
+    digests,
+    hidden,
+    load,
+    read_card,
+    read_rows,
+    run_here,
+    write_job,
+)
 
 import dpdask
 from dpdask.engine import scan
@@ -69,7 +77,7 @@ def job(folder, source, **changed):
 
 def released(folder, source, **changed):
     run_here(job(folder, source, **changed))
-    return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
+    return read_rows(folder).to_pandas()
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
@@ -199,7 +207,7 @@ def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path):
     assert planned.stages[0].startswith("units: ")
     assert f"of which at most {MAX_ROWS} are released" in planned.guarantee
     outcome = run_here(job(tmp_path, source))
-    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path)
     assert card["guarantee"]["released_percent_of_rows"] == round(
         100 * outcome.manifest.n_rows / len(users())
     )

@@ -99,7 +99,7 @@ def test_batches_are_branches_of_one_tree(n_leaves, monkeypatch):
 def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
     monkeypatch,
 ):
-    monkeypatch.setattr(cluster, "WINDOW", 600)
+    monkeypatch.setattr(cluster, "WINDOW", 200)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
     running: list[int] = []
     waiting: list[int] = []
@@ -111,10 +111,10 @@ def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
         waiting.append(len(window._results))
 
     monkeypatch.setattr(Window, "_submit", watch)
-    expected = whole_tree([leaf(number, 0.1) for number in range(1500)])
+    expected = whole_tree([leaf(number, 0.1) for number in range(700)])
     with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None):
-        assert fold_stage(1500) == expected
-    assert max(running) < 600 + compute._LARGEST_BATCH
+        assert fold_stage(700) == expected
+    assert max(running) < 200 + compute._LARGEST_BATCH
     assert max(waiting) < 8
 
 

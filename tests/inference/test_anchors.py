@@ -107,6 +107,7 @@ def test_means_of_clipped_values_and_of_squares_have_no_bias(design, whole):
     assert abs(plain - square) > 8.0 * error
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: str(len(str(design))))
 def test_intervals_hold_the_truth_and_are_not_much_wider_than_their_errors(design):
     rng = np.random.default_rng(34)
@@ -117,7 +118,7 @@ def test_intervals_hold_the_truth_and_are_not_much_wider_than_their_errors(desig
         "median": 50.0 + 18.0 * math.log(2.0),
     }
     told = {name: ([], [], []) for name in truth}
-    for _ in range(120):
+    for _ in range(60):
         lower, upper = draw_ranges(skewed(rng, 1_000), anchors, rng)
         survival = Survival.of_ranges(anchors, lower, upper, BOUNDS, (55.0, 80.0))
         mean, error, find = average(anchors, lower, upper, BOUNDS, Moment(*BOUNDS))
@@ -135,13 +136,13 @@ def test_intervals_hold_the_truth_and_are_not_much_wider_than_their_errors(desig
                 place.append(part)
     for name, (estimates, errors, ends) in told.items():
         coverage, width, ratio = judge(truth[name], estimates, errors, ends)
-        assert coverage >= 0.87, name  # .95 has less with a probability of 2e-4
+        assert coverage >= 0.83, name  # .95 has less with a probability of 2e-4
         assert 0.7 < width < 1.7, name
         assert 0.7 < ratio < 1.4, name
     # a third as wide, they would not hold it
     low, high = np.array(told["median"][2]).T
     middle, half = (low + high) / 2.0, (high - low) / 6.0
-    assert (np.abs(middle - truth["median"]) <= half).mean() < 0.87
+    assert (np.abs(middle - truth["median"]) <= half).mean() < 0.83
 
 
 def test_the_likelihood_ratio_has_its_limit_law():

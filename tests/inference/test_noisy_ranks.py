@@ -142,7 +142,7 @@ SHAPES = {
 def test_intervals_hold_whatever_the_distribution_is(shape):
     """They hold in about all runs; half of a standard error without the bias does not."""
     mechanism, column = fit(*curved(), is_binned=False)
-    rng, held, planted, runs = np.random.default_rng(9), [], [], 60
+    rng, held, planted, runs = np.random.default_rng(9), [], [], 30
     for _ in range(runs):
         own = SHAPES[shape](rng, 3_000)
         counts = np.bincount(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, lake, load, run_here, write_job
+from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, lake, load, read_card, run_here, write_job
 
 from dpdask.channels import laplace
 from dpdask.jobs.plan import audit_job
@@ -89,7 +89,7 @@ def test_a_released_jobs_own_channels_are_audited(channel, source, tmp_path):
         "a uniform stand-in"
     }
     run_here(made)
-    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path)
     found = audit_job(load(made))
     assert found["sound"] is True
     for name, column in found["columns"].items():

@@ -20,6 +20,7 @@ from e2e.helpers import (
     error_line,
     lake,
     load,
+    read_card,
     write_job,
 )
 from openlineage.client.facet_v2 import column_lineage_dataset as columns
@@ -81,7 +82,7 @@ def test_a_release_starts_and_completes_with_its_card(job, file, tmp_path):
             ("file", str(tmp_path / "out"))
         ]
     [output] = complete["outputs"]
-    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    card = read_card(tmp_path)
     assert output["facets"]["dpdask_releaseCard"]["card"]["guarantee"] == {
         k: v for k, v in card["guarantee"].items() if v is not None
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, run_here, write_job
+from e2e.helpers import call_cli, read_card, run_here, write_job
 
 import dpdask
 from dpdask.cells import cells
@@ -163,7 +162,7 @@ def test_a_job_keeps_rules_and_says_so(tmp_path):
     run_here(job)
     rows = dpdask.open(str(tmp_path / "out")).to_pandas()
     assert list_broken(rows) == [0] * 5
-    card = json.loads((tmp_path / "out/_dpdask/release.json").read_text())
+    card = read_card(tmp_path)
     assert len(card["mechanism"]["rules"]) == 5
 
 

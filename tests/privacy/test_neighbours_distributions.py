@@ -8,7 +8,6 @@ Too much noise fails as too little does.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import read_card, read_rows, run_here, write_job
 from privacy.neighbour_cases import DROPPED, KEPT, KNOWN, UNIFORM, P, X, write_public
 from privacy.outsider import (
     channel_p_value,
@@ -45,11 +43,11 @@ WIDE: dict[str, Any] = {**X, "levels": list(range(N_LEVELS))}
 
 
 def output(folder):
-    return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
+    return read_rows(folder).to_pandas()
 
 
 def card_of(folder):
-    found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+    found: dict[str, Any] = read_card(folder)
     return found
 
 
