@@ -10,6 +10,7 @@ import io
 import re
 import runpy
 import tokenize
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -722,10 +723,12 @@ def hidden_fixtures(texts):
     }
 
 
-def test_no_fixture_hides_another_and_a_conftest_is_not_imported():
-    """Of two folders, `conftest` is whichever Python finds first."""
+def test_no_file_and_no_fixture_of_tests_hides_another():
+    """Of two modules of one name in two folders, pytest imports the first: neither has a double, and no `conftest` is imported."""
     tests = Path(__file__).parent
     texts = {path.relative_to(tests): path.read_text() for path in tests.rglob("*.py")}
+    names = Counter(path.name for path in texts if path.name.startswith("test_"))
+    assert [name for name, n in names.items() if n > 1] == []
     assert hidden_fixtures(texts) == set()
     assert [str(path) for path, text in texts.items() if OF_A_CONFTEST.search(text)] == []
     del texts[Path("privacy/conftest.py")]
