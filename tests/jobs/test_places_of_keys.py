@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.helpers import charging_entries, command, error_line, lake, write_job
+from e2e.helpers import call_cli, charging_entries, error_line, lake, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.jobs.run_keys import find_container
@@ -93,8 +93,7 @@ def test_a_key_that_would_end_with_the_pod_is_refused_before_the_charge(
     source = lake(tmp_path / "in", [40])
     with open_store("azurite") as store:
         job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-        words = {"capture_output": True, "text": True, "check": False}
-        ended = subprocess.run(command(verb, job), **words)
+        ended = call_cli(verb, job)
         assert ended.returncode == 64, ended.stderr
         line = error_line(ended)
         assert f"the key of the run would lie in {home}, which " in line
@@ -110,5 +109,5 @@ def test_a_key_that_would_end_with_the_pod_is_refused_before_the_charge(
             output__path=store.folder.url,
             ledger={"url": url, "dataset": "d"},
         )
-        ended = subprocess.run(command(verb, charged), **words)
+        ended = call_cli(verb, charged)
         assert ended.returncode == 0, ended.stderr
