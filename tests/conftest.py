@@ -147,7 +147,7 @@ def url(tmp_path):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Leave out, by default, what is the same with other parameters."""
-    with_few: dict[str, list[pytest.Item]] = {}
+    with_few = {}
     for item in items:
         for mark in item.iter_markers("matrix"):
             given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -173,7 +173,7 @@ def pytest_terminal_summary(terminalreporter, config):
     """Print the matrix of faults, if it was asked for: of each cell, how many of its tests passed."""
     if "matrix" not in config.option.markexpr:
         return
-    rows: dict[str, dict[str, Counter[str]]] = {}
+    rows = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
             for name, words in getattr(report, "user_properties", ()):

@@ -15,7 +15,7 @@ def choose_few(cases, n_cases=None):
     """
     if n_cases is not None:
         return {number * len(cases) // n_cases for number in range(n_cases)}
-    chosen: set[int] = set()
+    chosen = set()
     missing = {value for case in cases for value in case.items()}
     while missing:
         best = max(range(len(cases)), key=lambda number: len(missing & cases[number].items()))

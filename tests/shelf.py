@@ -13,12 +13,10 @@ import datetime as dt
 import fcntl
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,8 +28,8 @@ from page import pages
 
 import dpdask
 
-HOLDOUT: dict[str, Any] = {"kind": "holdout", "fraction": 0.25}
-COUNTED: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-9, "adjacency": "replace-one", "unit": "row"}
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+COUNTED = {"epsilon": 4.0, "delta": 1e-9, "adjacency": "replace-one", "unit": "row"}
 DROP = {"role": "drop"}
 KEEP = {"role": "keep"}
 
@@ -49,7 +47,7 @@ def but(columns, **roles):
 
 TOWNS = ["A", "B", "C"]
 KINDS = ["flat", "house", "other"]
-HOMES: dict[str, Any] = {
+HOMES = {
     "town": KEEP,
     "years": KEEP,
     "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
@@ -88,7 +86,7 @@ def homes(n_rows=20_000):
 LEVEL_SHARES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 LEVEL_STAYS = 0.6  # how often a column has the level of the one before it
 LEVEL_NAMES = [f"c{place}" for place in range(8)]
-LEVELS: dict[str, Any] = {
+LEVELS = {
     name: {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
     for name in LEVEL_NAMES
 } | {"side": KEEP}
@@ -113,7 +111,7 @@ YEAR = {
     "kind": "continuous",
     "bounds": [dt.date(2026, 1, 1), dt.date(2026, 12, 31)],
 }
-RIDES: dict[str, Any] = {
+RIDES = {
     "when": YEAR,
     "day": YEAR,
     "riders": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "nulls": "level"},
@@ -148,7 +146,7 @@ def rides():
 
 # ---- the shelf
 
-TABLES: dict[str, Callable[[], pd.DataFrame]] = {
+TABLES = {
     "homes": homes,
     "few homes": lambda: homes(5_000),
     "levels": levels,
@@ -158,7 +156,7 @@ UNIFORM = {"kind": "known", "columns": {"price": {"name": "uniform", "loc": 0.0,
 CASE1 = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 120}}
 
 # the table, the columns, and the keys that differ; beside these, each job of `e2e.recorded` has a release by its name
-JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+JOBS = {
     "homes, dip": (
         "homes",
         but(HOMES, kind=DROP),
@@ -329,7 +327,6 @@ class Shelf:
 
     def card(self, name):
         """Return a release's card, which may be altered."""
-        found: dict[str, Any] = json.loads(
+        return json.loads(
             (self.release(name) / "_dpdask" / "release.json").read_text(encoding="utf-8")
         )
-        return found

@@ -50,7 +50,7 @@ ROWS = MATHS | {
     "channels",
     "references",
 }  # among themselves in this order: see SIBLINGS
-MAY_IMPORT: dict[str, set[str]] = {
+MAY_IMPORT = {
     "kernels": set(),
     "streams": MATHS,
     "privacy": MATHS | {"streams"},
@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "page", "survey"},
     "__main__": {"cli"},
 }
-STRICTER: dict[str, set[str]] = {
+STRICTER = {
     "kernels": {"arrays"},
     "io": {"arrays", "schema", "errors"},
     "streams": {"arrays", "errors"},
@@ -618,7 +618,7 @@ def test_a_rule_lets_good_sources_pass(rule, module, text):
 def module_graph():
     """Which module imports which, by their places below the package."""
     known = {source.module.removesuffix(".__init__"): source for source in sources()}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module, source in known.items():
         named = {
             name.removeprefix("dpdask.")
@@ -631,7 +631,7 @@ def module_graph():
 
 def cycles(graph):
     """Modules that import each other, directly or not."""
-    reached: dict[str, set[str]] = {}
+    reached = {}
     for start in graph:
         seen, todo = set(), [start]
         while todo:
@@ -699,7 +699,7 @@ def test_references_answer_for_themselves():
 
 
 def test_no_public_class_name_means_two_things():
-    named: dict[str, list[str]] = {}
+    named = {}
     for source in sources():
         for node in source.tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

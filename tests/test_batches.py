@@ -32,13 +32,13 @@ SCHEMA = dpdask.Schema.from_dict(
     }
 )
 KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.2] * 5}})
-DESIGN: dict[str, Any] = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
-PERTURBED: dict[str, Any] = {
+DESIGN = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
+PERTURBED = {
     "design": "interval-differential",
     "perturb": {"epsilon": 0.5, "reference": {"kind": "known", "probabilities": [0.2] * 5}},
     "of": DESIGN,
 }
-FITTED: list[dpdask.DIP] = [
+FITTED = [
     dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Histogram()),
     dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25)),
     dpdask.DIP(
@@ -219,9 +219,7 @@ def test_a_stream_belongs_to_a_column_s_name():
 
 
 BEYOND = 2**53  # from here on, a float holds every other whole number
-CONTENTS: dict[
-    str, tuple[dict[str, Any], Any, Any]
-] = {  # of a private column: its domain, its values, and values that differ by little
+CONTENTS = {  # of a private column: its domain, its values, and values that differ by little
     "int64[pyarrow]": (
         {"kind": "categorical", "levels": [BEYOND, BEYOND + 1]},
         [BEYOND, None, BEYOND],
@@ -432,7 +430,7 @@ def test_a_forked_process_is_a_copy():
     table, other = rows(50), rows(50, seed=1)
     transform(table, batch="x")
     fork = multiprocessing.get_context("fork")
-    answers: Any = fork.SimpleQueue()
+    answers = fork.SimpleQueue()
     child = fork.Process(target=_in_a_fork, args=(release, [table, other, other], answers))
     child.start()
     same, another, fresh = answers.get(), answers.get(), answers.get()

@@ -97,7 +97,7 @@ def texts():
 
 def test_the_python_example_keeps_its_promises():
     [text] = blocks("python", page("how-to/use-python"))
-    names: dict[str, object] = {}
+    names = {}
     exec(compile(text, "use-python.md", "exec"), names)
     assert len(names["private"]) == 100_000
     assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
@@ -213,7 +213,7 @@ def test_listed_verbs_are_the_program_s():
 )
 def test_named_options_exist(text):
     known = {"--help", "--version"}
-    commands: list[click.Command] = [cli.cli]
+    commands = [cli.cli]
     while commands:
         command = commands.pop()
         known |= {option for parameter in command.params for option in parameter.opts}

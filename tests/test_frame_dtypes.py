@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -25,7 +24,7 @@ NULLS = DAYS % 5 == 0
 SPAN = [dt.date(1970, 1, 1), dt.date(2030, 12, 31)]
 NULLABLE = {"nulls": "level"}
 
-TYPED: dict[str, tuple[pd.Series, dict[str, Any]]] = {
+TYPED = {
     "date32": (
         pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())),
         {"kind": "continuous", "bounds": SPAN},
@@ -79,8 +78,7 @@ def declare(column, **more):
 
 
 def known_as(frame):
-    found: dict[str, str] = frame.dtypes.astype(str).to_dict()
-    return found
+    return frame.dtypes.astype(str).to_dict()
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -17,7 +16,7 @@ from dpdask.codec import codec_for
 from pipelines.papers import lei_housing
 
 N_ROWS = 4000
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "user": {"role": "drop"},
     "size": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
     "town": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -19,13 +18,13 @@ from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "user": {"role": "keep"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
     "price": {"role": "privatise", "kind": "continuous", "nulls": "level"},
     "note": {"role": "drop"},
 }
-DESIGNS: dict[str, Any] = {
+DESIGNS = {
     "rating": {"design": "case2", "anchors": {"name": "uniform", "loc": 0.5, "scale": 5}},
     "price": {
         "design": "case1",
@@ -101,7 +100,7 @@ def test_pandas_at_once_and_dask_lazily(table):
         check(lazy.compute(), table)
 
 
-PERTURBED: dict[str, Any] = {
+PERTURBED = {
     "design": "interval-differential",
     "perturb": {
         "epsilon": 2.0,
@@ -139,7 +138,7 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table):
     assert made.card["columns"]["price"]["released_as"] == names[-3:]
 
 
-PLAIN: dict[str, Any] = {"anchors": {"name": "norm"}}
+PLAIN = {"anchors": {"name": "norm"}}
 WHERE = "where inside its released range a value lies; the cuts between ranges were drawn at random, without looking at the value"
 BY_EPSILON = "the value, by the ε of its perturbation"
 TRUE = "that the value lies in its released range"
@@ -147,7 +146,7 @@ STOPPED = "by stopping where its own next range would be too narrow, that a valu
 UNRELEASED = "of a row released as the whole line, that its range was too narrow, with a probability of at most one half"
 BOUNDED = "what the range says of the perturbed value; its ε bounds what that says of the value"
 TOLD = "the exact values inside the acceptable set, and of all others that they are not in it"
-EVERY: list[tuple[dict[str, Any], str]] = [
+EVERY = [
     ({"design": "case1", **PLAIN}, TRUE),
     ({"design": "case2", **PLAIN, "nulls": "public"}, f"{TRUE}; which values are missing"),
     ({"design": "ring", **PLAIN}, TRUE),
@@ -196,9 +195,9 @@ EVERY: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_lies():
-    norm: dict[str, Any] = {"name": "norm", "loc": 0, "scale": 1}
+    norm = {"name": "norm", "loc": 0, "scale": 1}
     inner = {"design": "case2", "anchors": norm}
-    designs: dict[str, dict[str, Any]] = {
+    designs = {
         "selective": {"design": "selective", "of": inner, "tau": 0.45, "reference": norm},
         "progressive` with `stop: own": {
             "design": "progressive",

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pandas as pd
@@ -61,7 +60,7 @@ def test_every_key_is_described(name):
 def test_each_pipeline_names_its_json_schema_and_follows_it(file):
     text = file.read_text(encoding="utf-8")
     first, sign, place = text.split("\n", 1)[0].partition("# yaml-language-server: $schema=")
-    name: Any = "job" if file.name.startswith("job") else "schema"
+    name = "job" if file.name.startswith("job") else "schema"
     assert (first, bool(sign)) == ("", True)
     assert (file.parent / place).resolve() == find_file(name)
     jsonschema.validate(as_json(yaml.safe_load(text)), read(name))

@@ -63,7 +63,7 @@ def spent(place):
 
 def draws(monkeypatch, place):
     """What `engine.fit` keeps from now on: name, digest, and the ledger's entries at that moment."""
-    seen: list[tuple[str, str, list[str]]] = []
+    seen = []
     keep = engine_fit.keep
 
     def watched(folder, name, data):

@@ -13,7 +13,6 @@ import sys
 from fractions import Fraction
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -481,7 +480,7 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     people = rng.choice([1, 2, 3, 4, 5], 20_000, p=[0.2, 0.2, 0.2, 0.2, 0.2])
-    names: dict[str, Any] = {"schema_frame": pd.DataFrame({"stars": [1]})}
+    names = {"schema_frame": pd.DataFrame({"stars": [1]})}
     exec(fit, names)
     seeded(monkeypatch, 17)
     column = apply.read(Path("channels.json").read_text(encoding="utf-8"), "stars")
@@ -505,7 +504,7 @@ def test_the_readme_checks_a_level_without_probability(tmp_path, monkeypatch):
         {"columns": {"stars": {"probabilities": [0.0, 0.5, 0.5, 0.0, 0.0]}}}
     )
     local.save(small(reference, channel="optimal"), "channels.json")
-    names: dict[str, Any] = {}
+    names = {}
     exec(check, names)
     assert 0.2 < names["epsilon"] <= 1.0 + 1e-9
     content = json.loads(Path("channels.json").read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
@@ -15,7 +14,7 @@ from e2e.helpers import SEED, run_here, write_job
 import dpdask
 
 LEVELS = [1, 2, 3]
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "user": {"role": "drop"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
     "colour": {

@@ -67,8 +67,8 @@ SMALL = schema(
 class Parser(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
+        self.tags = []
+        self.texts = []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from e2e.helpers import load, refusing, write_job
 
@@ -12,7 +10,7 @@ from dpdask.errors import SpecError
 from dpdask.jobs.spec import name_keys
 from dpdask.schema import Schema
 
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "type": "int64"},
     "c": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "type": "string"},
     "y": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
@@ -37,7 +35,7 @@ REFERENCES = {
     "tree": dpdask.Tree,
 }
 
-DIP: list[dict[str, Any]] = [
+DIP = [
     {"epsilon": 0},
     {"epsilon": 101},
     {"epsilon": float("nan")},
@@ -68,7 +66,7 @@ DIP: list[dict[str, Any]] = [
     {"reference": {"kind": "tree", "share": 0.0}},
     {"reference": {"kind": "tree", "bins": {"y": [0.5, "a"]}}},
 ]
-COUNTS: list[dict[str, Any]] = [
+COUNTS = [
     {"epsilon": 0},
     {"delta": 2},
     {"adjacency": "swap"},
@@ -78,14 +76,14 @@ COUNTS: list[dict[str, Any]] = [
     {"bins": {"y": [0.5, "a"]}},
     {"unit": {"column": "y", "max_rows": 2}},
 ]
-HISTOGRAM: list[dict[str, Any]] = [
+HISTOGRAM = [
     *COUNTS,
     {"threshold": "low"},
     {"factor": 0.0},
     {"factor": -1.0},
     {"bins": "rule", "adjacency": "add-remove"},
 ]
-MARGINALS: list[dict[str, Any]] = [
+MARGINALS = [
     *COUNTS,
     {"cliques": []},
     {"cliques": [["z"]]},
@@ -93,12 +91,12 @@ MARGINALS: list[dict[str, Any]] = [
     {"cliques": "x"},
     {"weights": [1.0]},
 ]
-COPULA: list[dict[str, Any]] = [
+COPULA = [
     *COUNTS,
     {"weights": {"one_way": -1.0, "two_way": 1.0}},
     {"measured_again": "most"},
 ]
-INTERVAL: list[dict[str, Any]] = [
+INTERVAL = [
     {"columns": {}},
     {"columns": {"x": RANGES["x"]}},
     {"columns": {**RANGES, "who": CASE1}},
@@ -113,7 +111,7 @@ CASES = [
     *(("histogram", each) for each in HISTOGRAM),
     *(("interval", each) for each in INTERVAL),
 ]
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS = {
     "dip": {"reference": HOLDOUT},
     "copula": {},
     "marginals": {"cliques": [["x"], ["x", "y"]]},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cloudpickle
 import dask
 import dask.dataframe as dd
@@ -158,7 +156,7 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded, dty
     if dtype == "index":
         table = table.set_index("name")
         assert isinstance(table.index, pd.CategoricalIndex)
-    unit: Any = dpdask.UnitColumn(column="user", max_rows=3) if bounded else "row"
+    unit = dpdask.UnitColumn(column="user", max_rows=3) if bounded else "row"
     reference = KNOWN if bounded else dpdask.Holdout(fraction=0.5)
     made = dpdask.DIP(schema(name=KEPT, user=KEPT), epsilon=2.0, reference=reference, unit=unit)
     released = made.fit(table).transform(table)
@@ -184,7 +182,7 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded, dty
     )
 
 
-OBJECTS: dict[str, Any] = {
+OBJECTS = {
     "objects": lambda cell: cell,
     "in lists": lambda cell: [cell],
     "in dicts": lambda cell: {"name": cell},
@@ -202,7 +200,7 @@ def nested(kind):
             [OBJECTS[kind](pd.Categorical([name], categories=names)) for name in names],
             dtype=object,
         )
-    found: Any = {
+    found = {
         "list": lambda: pa.ListArray.from_arrays(ends, words),
         "fixed": lambda: pa.FixedSizeListArray.from_arrays(words, 1),
         "map": lambda: pa.MapArray.from_arrays(ends, pa.array(range(600)), words),
@@ -261,7 +259,7 @@ def lazily_kept(frame):
 def test_kept_cells_of_plain_collections_are_released():
     cells = [[number, ("a", {"b": {number}})] for number in range(600)]
     assert lazily_kept(rows().assign(name=pd.Series(cells, dtype=object)))["name"].tolist() == cells
-    cell: Any = 0
+    cell = 0
     for _ in range(20):
         cell = [cell]
     with pytest.raises(dpdask.DataError, match="nested too deeply"):
@@ -271,7 +269,7 @@ def test_kept_cells_of_plain_collections_are_released():
 @pytest.mark.parametrize("kind", ["str", "list", "struct"])
 def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind):
     """A slice of an Arrow array is a view: what is written of it, and what lies in memory, may hold its neighbours."""
-    make: Any = {
+    make = {
         "str": lambda name: name,
         "list": lambda name: [name],
         "struct": lambda name: {"name": name},
@@ -336,7 +334,7 @@ def test_unknown_categories_are_texts_or_refused():
     assert "123456789" not in str(caught.value)
 
 
-PRIVATE: dict[str, Any] = {
+PRIVATE = {
     "rating": RATING,
     "colour": {
         "role": "privatise",
@@ -409,7 +407,7 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client, tmp_path):
         tmp_path / "out",
         output__rows_per_shard=300,
     )
-    seen: list[int] = []
+    seen = []
 
     def look(stage, done, total):
         if stage == "write" and done == total:
@@ -566,7 +564,7 @@ FLAT = [
         TENSOR,
     ),
 ]
-COVERED: dict[str, Any] = {
+COVERED = {
     **{str(type_): cover(bare(type_)) for type_ in FLAT},
     "struct": cover(PAIRS),
     "struct in a struct": pa.StructArray.from_arrays([cover(PAIRS)], ["pair"]),
@@ -637,7 +635,7 @@ def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(dtype):
         array = cover(
             bare(pa.float64() if dtype in ("Float64", "double[pyarrow]") else pa.int64(), secret)
         )
-        own: Any = pd.arrays.ArrowExtensionArray(pa.chunked_array([array]))
+        own = pd.arrays.ArrowExtensionArray(pa.chunked_array([array]))
         if "pyarrow" not in dtype:
             masked = pd.arrays.FloatingArray if dtype == "Float64" else pd.arrays.IntegerArray
             own = masked(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import dask
@@ -23,18 +22,18 @@ from dpdask.io.storage import Folder
 from dpdask.privacy.events import DiscreteGaussian, to_dict
 
 SECRET = 3.0625  # a value that is in the table, and in no text
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "user": {"role": "drop"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, SECRET]},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
 }
 ANCHORS = {"name": "uniform", "loc": 0, "scale": 10}
-DESIGNS: Any = {
+DESIGNS = {
     "rating": {"design": "case1", "anchors": ANCHORS},
     "price": {"design": "case2", "anchors": ANCHORS},
 }
 PERTURB = {"epsilon": 0.5, "reference": {"kind": "known", "probabilities": [0.25, 0.25, 0.5]}}
-PERTURBED: Any = {
+PERTURBED = {
     **DESIGNS,
     "rating": {"design": "interval-differential", "perturb": PERTURB, "of": DESIGNS["rating"]},
 }
@@ -212,7 +211,7 @@ def test_a_release_of_rows_carries_no_private_value(name):
         assert not [value for value in table["price"] if np.float64(value).tobytes() in data]
 
 
-CARDS: dict[str, tuple[dict[str, Any], str]] = {
+CARDS = {
     "kind": ({"mechanism": {"kind": "dip"}}, "belongs to another mechanism than the release"),
     "epsilon": ({"guarantee": {"epsilon": 0.01}}, "states less ε than the release's noise costs"),
     "epsilon_exact": (

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from e2e.bad_input import command
-from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dpdask import simulate as census
@@ -69,9 +68,9 @@ def test_sizes_of_the_census_add_up(shape):
 def test_people_follow_the_distribution_given_the_parent_and_some_pairs_are_strong_weak_or_impossible(
     people,
 ):
-    columns: list[NDArray[np.int8]] = [column.to_numpy() for column in people.columns]
+    columns = [column.to_numpy() for column in people.columns]
     kinds = census._Relation
-    dependence: dict[census._Relation, list[float]] = {kind: [] for kind in kinds}
+    dependence = {kind: [] for kind in kinds}
     for number, attribute in enumerate(
         census._model(census._sizes(CENSUS_ATTRIBUTES, CENSUS_LEVELS), 1)
     ):

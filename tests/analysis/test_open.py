@@ -88,7 +88,7 @@ def least_over_60_of(rows):
 
 
 # the release, the question, the truth, the largest standard error
-ASKED: list[tuple[str, tuple[Any, ...], Truth, float]] = [
+ASKED = [
     ("dip", ("mean", "rating"), mean("rating"), 0.05),
     ("dip", ("mean", "price"), mean("price"), 0.6),
     ("dip", ("quantile", "price", 0.9), quantile("price", 0.9), 1.5),
@@ -113,7 +113,7 @@ ASKED: list[tuple[str, tuple[Any, ...], Truth, float]] = [
     ("tables", ("mean", "price"), mean("price"), 0.5),
 ]
 # where the same of the released rows is wrong by more than the error of the answer
-CORRECTED: list[tuple[str, tuple[Any, ...], Truth, float]] = [
+CORRECTED = [
     ("dip", ("mean", "rating", "town"), mean("rating", "town"), 0.1),
     ("dip", ("slope", "rating", "years"), slope("rating", "years"), 0.1),
     ("dip", ("slope", "years", "rating"), slope("years", "rating"), 0.4),
@@ -411,7 +411,7 @@ def test_a_question_is_offered_where_it_is_answered(shelf, name):
     )
     for column, answers in opened.columns["answers"].items():
         others = [other for other in opened.columns.index if other != column]
-        asked: dict[str, list[tuple[Any, ...]]] = {
+        asked = {
             "histogram": [
                 (column, tuple(DATES) if column in ("when", "day", "seen") else (0, 1, 4))
             ],
@@ -425,7 +425,7 @@ def test_a_question_is_offered_where_it_is_answered(shelf, name):
             assert answered or question not in answers.split(", "), (column, question)
 
 
-REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+REFUSED = [
     ("homes, dip", ("npmle", "price"), "holds values, not ranges; use"),
     ("homes, dip", ("share", "price"), "use histogram"),
     ("homes, dip", ("histogram", "rating"), "use share"),
@@ -658,7 +658,7 @@ def test_the_documentation_runs(
     blocks = re.findall(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
-    names: dict[str, Any] = {}
+    names = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     assert len(blocks) == 8

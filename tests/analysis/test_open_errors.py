@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +28,7 @@ REPEATS = 40
 TOWNS = ["A", "B", "C"]
 SIZES = list(range(0, 79, 4))
 EDGES = [0.0, 100.0, 200.0, 300.0, 600.0]
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "town": {"role": "privatise", "kind": "categorical", "levels": TOWNS},
     "size": {"role": "privatise", "kind": "continuous", "type": "int64", "bounds": [0, 79]},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]},
@@ -69,9 +68,9 @@ def sales(seed, n=3000):
 def opened(seed):
     schema = dpdask.Schema.from_dict({"columns": COLUMNS})
     bins = {"price": EDGES, "size": SIZES}
-    release: Any = dpdask.PerturbedHistogram(
-        schema, epsilon=1.0, bins=bins, insecure_seed=seed
-    ).fit(sales(seed))
+    release = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, insecure_seed=seed).fit(
+        sales(seed)
+    )
     return at_hand(OpenedCells, release.cells, release.card)
 
 

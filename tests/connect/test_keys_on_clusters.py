@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import subprocess
 from contextlib import contextmanager
-from typing import Any
 
 import dask
 import fsspec
@@ -46,7 +45,7 @@ def in_process():
 @contextmanager
 def in_process_cluster(host):
     """One worker, which shares this process's memory, behind TCP without TLS."""
-    options: dict[str, Any] = {
+    options = {
         "host": host,
         "dashboard_address": "127.0.0.1:0",
         "processes": False,

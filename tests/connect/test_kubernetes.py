@@ -11,7 +11,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from typing import Any
 
 import jsonschema
 import pytest
@@ -66,8 +65,7 @@ def resource_type():
         / "operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"
     )
     definition = yaml.safe_load(chart.read_text())
-    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return schema
+    return definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 ROUTES = "DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"

@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -200,7 +199,7 @@ def test_no_worker_comes(source, tmp_path):
 
 
 def test_a_row_group_that_no_worker_can_hold(source, tmp_path):
-    options: dict[str, Any] = {
+    options = {
         "host": "127.0.0.1",
         "dashboard_address": "127.0.0.1:0",
         "processes": False,
@@ -261,7 +260,7 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source, tmp_path
 
 @pytest.mark.more
 def test_an_adaptive_cluster_starts_with_no_worker(source, tmp_path):
-    options: dict[str, Any] = {
+    options = {
         "host": "127.0.0.1",
         "dashboard_address": "127.0.0.1:0",
         "protocol": "tcp",

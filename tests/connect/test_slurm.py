@@ -86,7 +86,7 @@ def test_the_same_bytes(block, cancelled, environment, tmp_path):
     job = write_job(
         tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000
     )
-    found: list[str] = []
+    found = []
 
     def strike():
         check_private(job.parent)
@@ -138,7 +138,7 @@ def test_a_driver_that_is_terminated_leaves_no_job_and_no_certificate(environmen
     job = write_job(
         tmp_path / "job", source, tmp_path / "out", cluster=BLOCK, output__rows_per_shard=1000
     )
-    found: list[str] = []
+    found = []
 
     def strike():
         found.extend(jobs(environment))

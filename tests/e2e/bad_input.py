@@ -36,15 +36,15 @@ from dpdask.streams import RunKey, stream
 TEXT, NUMBER = "Zebulon-Quux", 1815.1875
 SECRETS = (TEXT, str(NUMBER))
 N_ROWS = 200
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "userId": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, 3.0]},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
     "note": {"role": "drop"},
 }
-WIDE: dict[str, Any] = {f"p{place}": COLUMNS["price"] for place in range(5)}
+WIDE = {f"p{place}": COLUMNS["price"] for place in range(5)}
 WIDE |= {name: {"role": "drop"} for name in COLUMNS}
-JOB: dict[str, Any] = {
+JOB = {
     "name": "bad-input",
     "input": {"path": "data"},
     "output": {"path": "out"},
@@ -53,7 +53,7 @@ JOB: dict[str, Any] = {
     "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
     "cluster": {"kind": "synchronous"},
 }
-KNOWN: dict[str, Any] = {
+KNOWN = {
     "kind": "known",
     "columns": {
         "rating": {"probabilities": [0.2, 0.3, 0.5]},
@@ -124,7 +124,7 @@ def execute(case, folder):
 def table(n_rows=N_ROWS, seed=1, **changed):
     """Return rows as the schema declares them, with columns changed, added, or (None) left out."""
     rng = np.random.default_rng(seed)
-    columns: dict[str, Any] = {
+    columns = {
         "userId": pa.array(rng.integers(0, 50, n_rows)),
         "rating": pa.array(rng.choice([1.0, 2.0, 3.0], n_rows)),
         "price": pa.array(rng.uniform(0.0, 100.0, n_rows)),
@@ -340,7 +340,7 @@ def _written(name, text):
     return make
 
 
-MAKERS: dict[str, Callable[[Path], Words | None]] = {
+MAKERS = {
     "no schema": lambda folder: (folder / "schema.yaml").unlink(),
     "a broken job": _written("job.yaml", "name: [a\ninput: }"),
     "ten thousand levels": _levels,

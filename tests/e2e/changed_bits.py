@@ -9,10 +9,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,11 +47,11 @@ NESTED = pa.table(
         "half": pa.array([float(row) for row in ROWS], pa.float16()),
     }
 )
-PRIVATE: dict[str, Any] = {
+PRIVATE = {
     "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
     "amount": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
 }
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "many pages": {
         "data_page_size": 50,
@@ -124,7 +122,7 @@ def write_release(folder):
     return job, sorted((folder / "out").glob("*.parquet"))
 
 
-KINDS: dict[str, Callable[[Path], Job]] = {
+KINDS = {
     **{
         name: lambda folder, settings=settings: write_files(folder, settings)
         for name, settings in SETTINGS.items()
@@ -170,7 +168,7 @@ def call_all(kind, job, out):
 
 def main(kind, part, n):
     """Change a bit `n` times, and end with what went wrong."""
-    wrong: list[str] = []
+    wrong = []
     draw = random.Random(f"{kind} {part}")
     folder = Path(tempfile.mkdtemp())
     os.environ["XDG_STATE_HOME"] = str(folder / "state")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target, name_release
 from dpdask.jobs.series import KeptFolder
 
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "day": {"role": "keep"},
     "user": {"role": "keep"},
     "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},

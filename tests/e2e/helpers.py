@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
 from unittest import mock
 
 import dask
@@ -34,7 +33,7 @@ from dpdask.privacy import ledger as ledger_tables
 SEED = 7
 LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 GENRES = ["comedy", "drama", "horror"]
-MIXED_SCHEMA: dict[str, Any] = {
+MIXED_SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
     "genre": {
@@ -56,8 +55,8 @@ MIXED_SCHEMA: dict[str, Any] = {
     "timestamp": {"role": "drop", "type": "int64"},
 }
 RATINGS_SCHEMA = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "timestamp")}
-HOLDOUT: dict[str, Any] = {"kind": "holdout", "fraction": 0.25}
-KNOWN: dict[str, Any] = {
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+KNOWN = {
     "kind": "known",
     "columns": {
         "rating": {"probabilities": [0.1] * 10},
@@ -126,7 +125,7 @@ def write_job(
 ):
     """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
-    job: dict[str, Any] = {
+    job = {
         "name": "test",
         "input": {"path": str(input_)},
         "output": {"path": str(output), "rows_per_shard": 500},
@@ -222,7 +221,7 @@ def call_cli(*arguments, terminal=False):
         io.StringIO(),
         Terminal() if terminal else io.StringIO(),
     )
-    code: object = None
+    code = None
     with (
         mock.patch.object(sys, "argv", words),
         mock.patch.dict(os.environ),

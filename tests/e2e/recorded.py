@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +12,7 @@ SIZES = [150, 90, 1700, 40, 300]
 PUBLIC_SIZES = [500, 400]
 ROW_GROUP = 600
 
-SCHEMA: dict[str, Any] = MIXED_SCHEMA | {
+SCHEMA = MIXED_SCHEMA | {
     "flag": {"role": "privatise", "kind": "categorical", "levels": [False, True], "type": "bool"},
     "day": {
         "role": "privatise",
@@ -103,7 +102,7 @@ def write_lakes(base):
 
 PUBLIC = "<public>"  # stands for the public table's path
 UNIT = {"column": "userId", "max_rows": 4}
-DECLARED: dict[str, Any] = {
+DECLARED = {
     "kind": "known",
     "columns": KNOWN["columns"]
     | {
@@ -152,8 +151,8 @@ CENTRAL = {"schema": drop("userId", "name")}
 FEW = {"schema": drop("userId", "name", "age", "amount", "day")}
 RANGES = {"schema": refusing(drop("genre", "flag", "day")), "privacy": None}
 TWO_RANGES = {"schema": refusing(drop("genre", "flag", "day", "age", "amount"))}
-RATING: dict[str, Any] = {"design": "case2", "anchors": uniform(5.5)}
-DESIGNS: dict[str, Any] = {
+RATING = {"design": "case2", "anchors": uniform(5.5)}
+DESIGNS = {
     "rating": RATING,
     "price": {
         "design": "case1",
@@ -168,7 +167,7 @@ DESIGNS: dict[str, Any] = {
         "acceptable": [[float("-inf"), 0.0]],
     },
 }
-ROUNDS: dict[str, Any] = {
+ROUNDS = {
     "rating": {"design": "selective", "of": RATING, "tau": 0.2, "reference": uniform(5.5)},
     "price": {
         "design": "progressive",
@@ -178,7 +177,7 @@ ROUNDS: dict[str, Any] = {
         "reference": uniform(1),
     },
 }
-PERTURBED: dict[str, Any] = {
+PERTURBED = {
     "rating": perturbed("rating", 2.5, RATING, "laplace-calibrated"),
     "price": perturbed(
         "price", 1.5, {"design": "case1", "anchors": uniform(1), "reference": uniform(1)}, "laplace"
@@ -187,15 +186,15 @@ PERTURBED: dict[str, Any] = {
     "amount": DESIGNS["amount"],
 }
 
-CHAIN: dict[str, Any] = {"kind": "chain", "fraction": 0.25}
-TREE: dict[str, Any] = {
+CHAIN = {"kind": "chain", "fraction": 0.25}
+TREE = {
     "kind": "tree",
     "bins": {"price": 6, "age": 5, "amount": [0.0, 20.0, 60.0], "day": 4},
 }
 CLIQUES = [["rating"], ["genre", "rating"], ["amount", "age", "flag"]]
 
 # what each job changes in the job of `write_job`; `input` is parquet if it is not given
-JOBS: dict[str, dict[str, Any]] = {
+JOBS = {
     "dip known": {"mechanism": dip(DECLARED)},
     "dip known, calibrated, weights": {
         "mechanism": dip(DECLARED, "laplace-calibrated", weights=WEIGHTS),

@@ -401,7 +401,7 @@ def test_task_names_progress_and_graphs_hold_no_value_and_no_key(tmp_path, monke
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
     job = load_job(words[1])
-    seen: list[bytes] = []
+    seen = []
 
     def see(stage, nodes):
         import pickle

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from decimal import Decimal
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -162,7 +161,7 @@ KEPT = {
     | NESTED,
     "numpy": NUMBERS | HALVES | TIMES | SECONDS | DURATIONS,
 }
-LEVELS: dict[str, tuple[pa.DataType, list[Any]]] = {
+LEVELS = {
     **{
         name: (array.type, array.to_pylist()) for name, array in NUMBERS.items() if name != "uint64"
     },
@@ -191,7 +190,7 @@ def make(source):
     table = pa.table(
         KEPT[source] | {name: as_array(levels, type_) for name, (type_, levels) in private.items()}
     )
-    schema: dict[str, Any] = {name: {"role": "keep"} for name in KEPT[source]}
+    schema = {name: {"role": "keep"} for name in KEPT[source]}
     schema |= {
         name: {"role": "privatise", "kind": "categorical", "levels": levels}
         for name, (_, levels) in private.items()
@@ -205,7 +204,7 @@ def make(source):
 
 def job_of(folder, table, source, schema, **changes):
     """Write a table as a source, and a job that releases it with so large an ε that private values stay as they are."""
-    place: dict[str, Any] = {
+    place = {
         "path": str(folder / "in"),
         "format": source if source in ("delta", "iceberg") else "files",
     }
@@ -264,7 +263,7 @@ def test_a_frame_changes_no_value(source, lazy):
     table, schema, known = make(source)
     given = table.to_pandas(types_mapper=pd.ArrowDtype if source == "arrow" else None)
     frame = dd.from_pandas(given, npartitions=2) if lazy else given
-    options: dict[str, Any] = {
+    options = {
         "reference": dpdask.Known(columns=known["columns"]),
         "channel": "optimal",
         "insecure_seed": 7,
@@ -423,7 +422,7 @@ def test_values_of_partitions_that_the_metadata_hold_otherwise_are_refused(
 
 INTS = pa.array([1, 2])
 ITEMS = pa.array([[1], [2]], pa.list_(pa.field("element", pa.int32(), nullable=False)))
-WIDENED: dict[str, tuple[pa.Array, pa.Array, str]] = {
+WIDENED = {
     "null": (pa.nulls(2), INTS, "int64"),
     "null list": (pa.nulls(2), ITEMS, "list<element: int32 not null>"),
     "whole": (INTS.cast("int8"), INTS, "int64"),

@@ -8,7 +8,6 @@ import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +70,7 @@ CHAIN = {"kind": "chain", "fraction": 0.25, "by": "day"}  # the groups of later 
 def test_each_run_releases_the_new_rows_and_leaves_what_was_released(reference, tmp_path):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, reference)
-    before: dict[str, str] = {}
+    before = {}
     for day in range(4):
         add_day(source, day)
         assert run_here(made).status == "released"
@@ -163,7 +162,7 @@ def dying(point):
             yield
 
 
-POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
+POINTS = {
     "opened": ((RunState, "open"), True, 1),
     "intended": ((Account, "intend"), True, 1),
     "fitted": ((RunState, "write"), True, 2),

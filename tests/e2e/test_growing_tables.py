@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 
 import deltalake
-import pyarrow as pa
 import pytest
 from e2e.growing import (
     BY_USER,
@@ -70,7 +69,7 @@ def test_each_release_is_a_version_of_the_table(tmp_path, url):
     assert f"{out}, appended to a Delta table" in str(
         plan_job(load(made, input__path=str(add_day(source, 0).parent)))
     )
-    before: dict[str, str] = {}
+    before = {}
     for day in range(4):
         add_day(source, day)
         assert run_here(made).status == "released"
@@ -239,7 +238,7 @@ def test_releases_are_snapshots_of_an_iceberg_table(unit, tmp_path, url, catalog
     assert spent(url) == (1.0 if unit == "row" else 4.0)
     table, by = catalog.load_table("db.struck"), [("day", "ascending"), ("user", "ascending")]
     assert len(table.snapshots()) == 4
-    rows: pa.Table = table.scan().to_arrow().sort_by(by)
+    rows = table.scan().to_arrow().sort_by(by)
     assert rows == catalog.load_table("db.quiet").scan().to_arrow().sort_by(by)
     add_day(source, 4)
     before = digests(out)

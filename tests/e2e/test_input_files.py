@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import deltalake
 import pyarrow.parquet as pq
@@ -85,7 +83,7 @@ def link_folder(first, other):
     other.symlink_to(first.parent.parent / "elsewhere")
 
 
-TWICE: dict[str, tuple[str, str, Callable[[Path, Path], object]]] = {
+TWICE = {
     "copy": ("a.parquet", "b.parquet", shutil.copy),
     "another suffix": ("a.parquet", "A.PQ", shutil.copy),
     "hard link": ("a.parquet", "b.parquet", lambda first, other: os.link(first, other)),
@@ -130,7 +128,7 @@ def test_a_file_that_lies_there_twice_is_refused(kind, tmp_path):
 def test_tables_of_every_kind_refuse_copies(kind, mechanism, tmp_path):
     source = lake(tmp_path / "in", [60])
     table = pq.read_table(source / "part.0.parquet")
-    input_: dict[str, Any] = {"path": str(source), "format": kind}
+    input_ = {"path": str(source), "format": kind}
     if kind == "delta":
         input_["path"] = str(tmp_path / "delta")
         deltalake.write_deltalake(input_["path"], table)
@@ -206,7 +204,7 @@ def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(how, ro
     assert ended.returncode == (0 if (how, role) == ("copy", "keep") else 66), ended.stderr
 
 
-LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
+LEFT_OUT = {
     "suffixes": (
         ["b.parquet.gzip", "000001_0", "x/part-7", "c.txt"],
         ["not read: 4 files whose name"],

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -28,7 +27,7 @@ from dpdask.mechanisms.card import Card
 
 N_ROWS = 1200
 SECRETS = ("Zebulon", "Quux%20Zy", "Quux Zy")
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "id": {"role": "keep", "type": "int64"},
     "user": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
 
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "who": {"role": "keep"},
     "user": {"role": "drop"},
     "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
@@ -92,7 +91,7 @@ def copied_when_opened(made, out, to, monkeypatch, dying_at=None):
 
 def test_units_of_another_type_are_other_samples_and_both_count(tmp_path, source, url):
     unit = {"column": "user", "max_rows": 4}
-    held: list[set[int]] = []
+    held = []
     for name, type_ in (("whole", pa.int64()), ("real", pa.float64()), ("text", pa.string())):
         where = written(tmp_path / f"in-{name}", type_)
         run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT, privacy__unit=unit))

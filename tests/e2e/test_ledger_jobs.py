@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +108,7 @@ def test_it_is_charged_before_anything_is_drawn(
     url,
     monkeypatch,
 ):
-    seen: list[str] = []
+    seen = []
 
     def watched(owner, name):
         function = getattr(owner, name)
@@ -187,7 +186,7 @@ def test_a_relative_ledger_lies_beside_the_job(tmp_path, source, out):
 # ---- given back, and not given back
 
 
-PLACES: dict[str, tuple[Any, str, str]] = {
+PLACES = {
     "draw": (ColumnsMechanism, "draw", ""),
     "keep the noise": (fit, "_keep_drawn", NOISY_NAME),
     "fit": (columns, "fit_dip", ""),

@@ -6,7 +6,6 @@ import json
 import shutil
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge
 from dpdask.privacy.ledger_entries import Coverage
 
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "who": {"role": "keep"},
     "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
 }
@@ -99,7 +98,7 @@ def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path, source, url):
 
 def test_another_dataset_and_no_dataset_hold_out_other_rows(tmp_path, source, url):
     ledger(url).init("other", 10.0)
-    places: list[Any] = [
+    places = [
         {"url": url, "dataset": "people"},
         {"url": url, "dataset": "other"},
         None,
@@ -251,7 +250,7 @@ def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
     tmp_path, source, url, monkeypatch
 ):
     first = job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM)
-    cards: list[bytes] = []
+    cards = []
 
     def crash(self, target):
         cards.append(
@@ -292,7 +291,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     stage, tmp_path, source, url, monkeypatch
 ):
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
-    place: Any = Account if stage == "opened" else run
+    place = Account if stage == "opened" else run
     name = "intend" if stage == "opened" else "write_all"
     function = getattr(place, name)
 
@@ -337,7 +336,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
 
 def test_histogram_noise_is_kept_the_moment_it_is_drawn(tmp_path, source, url, monkeypatch):
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM)
-    drawn: list[bytes] = []
+    drawn = []
 
     def dying(*_, **__):
         drawn.append((hidden(tmp_path / "out") / "noisy.npz").read_bytes())

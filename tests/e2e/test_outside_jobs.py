@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
@@ -29,7 +28,7 @@ from dpdask.jobs.state import RunState
 from dpdask.privacy.ledger import Charge
 from dpdask.schema import Column
 
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "who": {"role": "drop"},
     "level": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "other": 3},
     "word": {
@@ -70,7 +69,7 @@ KNOWN = {
         "rare": {"name": "randint", "low": 5, "high": 11, "null": 0.1},
     },
 }
-MECHANISMS: dict[str, dict[str, Any]] = {
+MECHANISMS = {
     **{
         f"dip, {reference['kind']}, {channel}": {
             "kind": "dip",
@@ -97,7 +96,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 def table(*, outside=True):
     rng = np.random.default_rng(5)
-    columns: dict[str, list[Any]] = {
+    columns = {
         "who": list(range(N_ROWS)),
         "level": rng.integers(1, 4, N_ROWS).tolist(),
         "word": rng.choice(["a", "b"], N_ROWS).tolist(),
@@ -252,9 +251,7 @@ def test_frames_are_clipped_too(tmp_path):
 
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
-ENDS: dict[
-    str, tuple[pa.DataType, list[Any]]
-] = {  # the type, and the least and the greatest value that bounds may have
+ENDS = {  # the type, and the least and the greatest value that bounds may have
     **{
         str(type_): (type_, ends)
         for type_, ends in (
@@ -338,7 +335,7 @@ def test_the_ends_of_each_type_come_out_as_they_are(name, mechanism, tmp_path):
     ids=str,
 )
 def test_levels_reach_to_the_ends_of_their_type(type_, levels, mechanism, tmp_path):
-    codec: Any = codec_for("x", Column(role="privatise", kind="discrete", levels=levels), type_)
+    codec = codec_for("x", Column(role="privatise", kind="discrete", levels=levels), type_)
     check_told(
         write_ends(
             tmp_path,
@@ -388,7 +385,7 @@ def test_a_column_of_nulls_alone_is_released(type_, mechanism, tmp_path):
     )
 
 
-BEYOND: list[tuple[pa.DataType, list[Any], str]] = [
+BEYOND = [
     (
         pa.timestamp("us"),
         [dt.date(2020, 1, 1), LAST],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
 
 import dask
 import numpy as np
@@ -23,13 +22,13 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "who": {"role": "drop"},
     "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
     "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
     "c": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
 }
-MECHANISMS: dict[str, dict[str, Any]] = {
+MECHANISMS = {
     "copula": {"kind": "copula", "bins": 3},
     "marginals": {"kind": "marginals", "cliques": [["a"], ["a", "b"]]},
     "cells": {"kind": "histogram", "bins": 3},
@@ -96,7 +95,7 @@ def shown(folder, ended):
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_neighbours_end_alike(name, unit, seeds, tmp_path):
-    seen: dict[tuple[float, bool], set[tuple[Any, ...]]] = {}
+    seen = {}
     for seed in seeds:
         for n in (0, 1, 40, 41):
             for delta in (0.0, 1e-6) if name == "copula" else (0.0,):
@@ -139,7 +138,7 @@ def _n_released(folder, n, name, seed):
 
 
 def test_an_empty_table_may_be_released_as_no_rows_or_some(tmp_path):
-    kinds: Counter[bool] = Counter()
+    kinds = Counter()
     for seed in range(12):
         folder = tmp_path / str(seed)
         n_rows = _n_released(folder, 0, "rows", seed)
@@ -161,7 +160,7 @@ def test_under_replace_one_an_empty_table_is_refused(tmp_path):
 
 # ---- the size of a sparse histogram
 
-SPARSE: dict[str, Any] = {"kind": "histogram", "bins": 5000}
+SPARSE = {"kind": "histogram", "bins": 5000}
 UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
 
 

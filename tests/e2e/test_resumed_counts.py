@@ -60,7 +60,7 @@ def test_counts_are_resumed(mechanism, schema, changes, tmp_path):
     with pytest.raises(TemporaryError):
         run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
     assert kept.stat().st_mode & 0o077 == 0
-    steps: list[tuple[str, int, int]] = []
+    steps = []
 
     def watch(name, done, total):
         steps.append((name, done, total))
@@ -101,7 +101,7 @@ def test_counts_that_are_not_the_runs_own_are_counted_again(harm, tmp_path):
                 "other content": b"counts",
             }[harm]
         )
-    steps: list[int] = []
+    steps = []
     run_here(
         job,
         lambda name, done, _: steps.append(done) if name != "write" else None,
@@ -139,7 +139,7 @@ def test_counts_are_resumed_in_a_store(place, open_store, tmp_path):
         kept = [data for path, data in everything_ever_written(store) if path.endswith("/counts-0")]
         assert kept
         assert all(is_uniform(data) for data in kept)
-        steps: list[int] = []
+        steps = []
         again = run_here(
             job,
             lambda _, done, __: steps.append(done),
@@ -173,7 +173,7 @@ def test_a_pass_does_without_what_it_cannot_keep(tmp_path, monkeypatch):
         schema=MIXED_SCHEMA,
         mechanism={"kind": "dip", "reference": HOLDOUT},
     )
-    tried: list[str] = []
+    tried = []
 
     def fail(file, *_):
         tried.append(file.name)

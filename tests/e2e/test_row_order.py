@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 
 GENRES = ["comedy", "drama", "horror"]
-LEVEL_SCHEMA: dict[str, Any] = {
+LEVEL_SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
     "genre": {
@@ -39,7 +38,7 @@ LEVEL_SCHEMA: dict[str, Any] = {
         "type": "string",
     },
 }
-INCOME_SCHEMA: dict[str, Any] = {
+INCOME_SCHEMA = {
     "who": {"role": "keep", "type": "int64"},
     "income": {
         "role": "privatise",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import dask
 import pyarrow.parquet as pq
@@ -191,7 +190,7 @@ def test_without_a_seed_two_runs_differ(lakes, tmp_path):
 @pytest.mark.slow
 def test_at_scale(tmp_path):
     source = lake(tmp_path / "in", [60_000] * 20, row_group=25_000, schema=RATINGS_SCHEMA)
-    options: dict[str, Any] = {"schema": RATINGS_SCHEMA, "output__rows_per_shard": 40_000}
+    options = {"schema": RATINGS_SCHEMA, "output__rows_per_shard": 40_000}
     found = set()
     for kind, workers in (
         ("synchronous", 1),

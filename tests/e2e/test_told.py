@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
 from dpdask.stats.statistic import ColumnOrder
 
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "who": {"role": "keep", "type": "int64"},
     "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1000], "type": "float64"},
     "kind": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -34,7 +33,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 
 N_ROWS, MAX_ROWS = 1500, 7
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
     "time": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
@@ -131,7 +130,7 @@ def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path):
 
 
 def test_no_user_is_both_held_out_and_released(tmp_path, monkeypatch):
-    seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    seen = []
 
     class Spy(Chooser):
         def split(self, batch):
@@ -256,7 +255,7 @@ def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(
         output__rows_per_shard=60,
         output__path=f"memory://{tmp_path.name}/out",
     )
-    stages: list[str] = []
+    stages = []
 
     def interrupt(name, done, _):
         stages.append(name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dask
 import numpy as np
 import pyarrow as pa
@@ -20,7 +18,7 @@ PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
 
 @pytest.fixture(scope="module")
 def small_worker():
-    options: dict[str, Any] = {
+    options = {
         "dashboard_address": "127.0.0.1:0",
         "scheduler_kwargs": {"dashboard": False},
     }
@@ -63,7 +61,7 @@ def many_columns():
 def test_a_worker_of_one_gibibyte_releases_a_large_row_group(make, order, small_worker, tmp_path):
     rows = make()
     pq.write_table(rows, tmp_path / "in.parquet", row_group_size=len(rows))
-    schema: dict[str, Any] = {name: {"role": "keep"} for name in rows.schema.names} | {
+    schema = {name: {"role": "keep"} for name in rows.schema.names} | {
         rows.schema.names[-1]: PRIVATE
     }
     job = write_job(

@@ -256,7 +256,7 @@ def test_blas_has_one_thread_in_tasks(name, cluster):
 
 
 def test_blas_has_one_thread_in_the_fit(tmp_path, monkeypatch):
-    found: list[int] = []
+    found = []
     inner = engine_fit.keep  # what was fitted is kept before the fit ends
     monkeypatch.setattr(
         engine_fit, "keep", lambda *given: (found.extend(count_threads(0)), inner(*given))[1]
@@ -268,7 +268,7 @@ def test_blas_has_one_thread_in_the_fit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_results_keep_their_order_and_progress_is_complete(name, cluster):
-    seen: list[tuple[str, int, int]] = []
+    seen = []
     with scheduler(name, cluster):
         assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [
             2 * number for number in range(40)
@@ -296,7 +296,7 @@ def test_a_cluster_that_goes_away():
 
 
 def test_task_names_tell_stages_and_numbers_only(tmp_path, monkeypatch):
-    names: set[str] = set()
+    names = set()
     spy_on_stages(lambda _, nodes: names.update(nodes), monkeypatch)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
     source = lake(tmp_path / "in", [300] * 9)
@@ -333,7 +333,7 @@ def test_two_jobs_on_one_scheduler_do_not_mix(cluster, tmp_path):
 def test_worker_logs_hold_no_private_count(cluster, tmp_path, capfd):
     source = lake(tmp_path / "in", [1234] * 3, row_group=1234)
     job = write_job(tmp_path, source, tmp_path / "out")
-    counts: list[int] = []
+    counts = []
 
     def spoil(stage, done, total):
         if stage == "survey" and done == total:

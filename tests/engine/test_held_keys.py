@@ -71,7 +71,7 @@ class Rows:
         yield pa.record_batch({"x": pa.array([0, 1, 1], pa.int64())})
 
 
-READ: list[tuple[str, bytes]] = []
+READ = []
 
 
 def scan_of(secrets):
@@ -91,7 +91,7 @@ def scan_of(secrets):
 
 def test_a_task_reads_its_key_once_for_each_part(work, monkeypatch):
     READ.clear()
-    opened: list[str] = []
+    opened = []
     read = Folder.read
     monkeypatch.setattr(
         Folder,

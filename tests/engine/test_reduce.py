@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import dask
 import pytest
@@ -34,9 +33,7 @@ def depth(node):
 
 
 def tree(n_leaves):
-    nodes: dict[Any, Any] = {
-        f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)
-    }
+    nodes = {f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)}
     root = add_tree(nodes, list(nodes), nest, "tree")
     return threaded.get(nodes, root)
 
@@ -101,8 +98,8 @@ def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
 ):
     monkeypatch.setattr(cluster, "WINDOW", 200)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
-    running: list[int] = []
-    waiting: list[int] = []
+    running = []
+    waiting = []
     submit = Window._submit
 
     def watch(window):

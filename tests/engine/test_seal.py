@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from dpdask.engine.source import Seal, find_content
 
 KEY = bytes(range(32))
 WORDS = ["a", "", None, "long text of more than twelve letters", "b"]
-VALUES: dict[str, tuple[list[Any], pa.DataType | None]] = {
+VALUES = {
     "whole": ([1, None, 3, 4, 5], pa.int16()),
     "number": ([0.5, float("nan"), -0.0, None, 2.0], None),
     "half": ([0.5, 1.5, None, 2.5, 3.5], pa.float16()),
@@ -74,7 +73,7 @@ def test_the_digest_does_not_depend_on_batches(ends):
 def test_large_columns_are_taken_in_slices(monkeypatch):
     """OpenSSL takes less than 2 GiB at once."""
     whole, tag = seal(ROWS, []), Seal._tag
-    lengths: list[int] = []
+    lengths = []
 
     class Watched:
         def __init__(self, inner):
@@ -135,7 +134,7 @@ def kept(values):
 ORDINALS = np.arange(40) * 7 % 30
 PERIODS = pd.PeriodIndex.from_ordinals(ORDINALS, freq="D")
 INTERVALS = pd.arrays.IntervalArray.from_arrays(ORDINALS, ORDINALS + 1.5)
-KEPT: dict[str, Any] = {
+KEPT = {
     "period": PERIODS,
     "interval": INTERVALS,
     "categorical": pd.Categorical(ORDINALS.astype(str)),

@@ -88,7 +88,7 @@ def pause():
     time.sleep(120)
 
 
-STRIKES: dict[str, Strike] = {
+STRIKES = {
     "kill": kill,
     "interrupt": interrupt,
     "terminate": terminate,
@@ -158,7 +158,7 @@ def later_manifest(_folder, name="", *_):
     return "manifest-" in str(name)
 
 
-POINTS: dict[str, Callable[[Strike], None]] = {
+POINTS = {
     "locked": lambda s: at(RunState, "open", s, after=False),
     "key-written": lambda s: at(run_keys.FolderKeys, "write", s),
     "opened": lambda s: at(RunState, "open", s),

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 Words = str | Path
 Environment = Mapping[str, str | None] | None
@@ -24,7 +23,7 @@ class Drivers:
 
     def __init__(self, server, folder):
         self._server, self._out, self._err = server, folder / "out", folder / "err"
-        self._children: list[int] = []
+        self._children = []
 
     def start(
         self,
@@ -87,8 +86,7 @@ class Drivers:
     def race(self, times, *arguments, environment=None):
         """Run the same command in several processes at once, and return their exit codes."""
         self.start(*arguments, times=times, environment=environment)
-        codes: list[int] = self._ask({"wait": self._children})["codes"]
-        return codes
+        return self._ask({"wait": self._children})["codes"]
 
     def _end(self):
         [code] = self._ask({"wait": self._children})["codes"]
@@ -105,8 +103,7 @@ class Drivers:
     def answer(self):
         """Return what the server says next."""
         assert self._server.stdout is not None
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
-        return answer
+        return json.loads(self._server.stdout.readline())
 
 
 def serving(folder):

@@ -55,7 +55,7 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
     source = lake(tmp_path / "in", [400] * 10)
     job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
     run_here(job, output__path=tmp_path / "quiet")
-    lost: list[int] = []
+    lost = []
 
     def count(client, status):
         """Wait until tasks of writing have a status; until none is pending, if it is `finished`."""
@@ -99,7 +99,7 @@ def test_killed_in_every_stage(cluster, tmp_path):
         output__rows_per_shard=7_000,
     )
     run_here(job, output__path=tmp_path / "quiet")
-    kills: list[bool] = []
+    kills = []
     sevenths = set()
 
     def progress(stage, done, total):
@@ -135,7 +135,7 @@ def test_workers_that_segfault(cluster, tmp_path):
         output__rows_per_shard=10_000,
     )
     run_here(job, output__path=tmp_path / "quiet")
-    seen: set[int] = set()
+    seen = set()
 
     def progress(stage, done, total):
         seen.update(nanny.pid for nanny in cluster.workers.values() if nanny.pid)

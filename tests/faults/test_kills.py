@@ -8,7 +8,6 @@ import json
 import signal
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, hidden, lake, run_here, write_job
@@ -23,7 +22,7 @@ from dpdask.io.shards import Manifest, list_manifests
 from dpdask.jobs.run import abort, status
 from dpdask.privacy.ledger import KeyTable
 
-RECORDS: dict[str, Any] = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}
+RECORDS = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}
 LEVELS = {
     name: column if name in ("userId", "rating", "genre") else {"role": "drop"}
     for name, column in MIXED_SCHEMA.items()
@@ -33,9 +32,7 @@ TREE = {
     "privacy__epsilon": 30.0,
     "schema": LEVELS,
 }
-MECHANISMS: dict[
-    str, dict[str, Any]
-] = {  # those that a ledger's own hold-out does not change, at δ = 0: a driver prices them at once
+MECHANISMS = {  # those that a ledger's own hold-out does not change, at δ = 0: a driver prices them at once
     "columns": {
         "mechanism": {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}
     },
@@ -144,7 +141,7 @@ class Run:
             "XDG_STATE_HOME": str(folder / "state"),
             **(store.server.environment() if store.server else {}),
         }
-        given: dict[str, Any] = {
+        given = {
             "ledger": self.ledger,
             "insecure_seed": SEED,
             "output__path": store.folder.url,

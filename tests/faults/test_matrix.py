@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -86,7 +85,7 @@ class Cell:
 
 
 def kill_a_worker(cell):
-    killed: list[int] = []
+    killed = []
 
     def progress(stage, done, _):
         if stage == "write" and done == 1 and not killed:
@@ -105,7 +104,7 @@ def _kill_one(cluster):
 
 def lose_all_workers(cell):
     """As SLURM does when it cancels a job: the driver ends with 75, or goes on with new workers."""
-    closed: list[bool] = []
+    closed = []
 
     def progress(stage, done, _):
         if stage == "write" and done == 1 and not closed:
@@ -198,12 +197,12 @@ def list_as_before(cell):
     cell.end()
 
 
-ANYWHERE: dict[str, Callable[[Cell], None]] = {
+ANYWHERE = {
     "worker killed": kill_a_worker,
     "cluster lost": lose_all_workers,
     "second driver": start_a_second_driver,
 }
-IN_STORES: dict[str, Callable[[Cell], None]] = {
+IN_STORES = {
     "commit refused": refuse_the_commit,
     "commit unanswered": lose_the_answer_of_the_commit,
     "store busy": answer_that_the_store_is_busy,

@@ -263,7 +263,7 @@ def test_a_driver_that_wakes_up_publishes_nothing(
     meanwhile, moment, store, source, tmp_path, monkeypatch
 ):
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    slept: list[bytes] = []
+    slept = []
 
     def sleep():
         if not slept:
@@ -295,7 +295,7 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
     """It found no run, and slept; when it wakes, another driver has begun one."""
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     open_run, write = state.RunState.open, state.RunState.write
-    secrets: list[bytes] = []
+    secrets = []
 
     def stopping(self, reached):
         write(self, reached)

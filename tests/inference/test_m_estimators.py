@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,7 @@ def glm(family):
 
 
 # the estimator, what another library gives for the expanded rows, and how nearly they agree
-FITS: dict[str, tuple[Any, Any, float]] = {
+FITS = {
     "linear": (me.least_squares, lambda x, y: np.linalg.lstsq(x, y, rcond=None)[0], 1e-9),
     "logistic": (me.logistic, glm(api.families.Binomial()), 1e-6),
     "poisson": (me.poisson, glm(api.families.Poisson()), 1e-6),

@@ -179,7 +179,7 @@ def test_standard_errors_are_those_of_many_runs_and_half_of_them_would_not_pass(
         "mean within": population.clip(0.0, 20_000.0).mean(),
         "range": n * ((population >= 1.0) & (population < 5000.0)).mean(),
     }
-    told: dict[tuple[str, bool], list[float]] = {}
+    told = {}
     for _ in range(RUNS):
         drawn = CellCounts(draw.multinomial(n, shares))
         noisy = perturb(hierarchy.count(drawn), NOISE, rng=rng)

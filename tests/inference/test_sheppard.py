@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from dpdask.inference.m_estimators import cell_widths
 from pipelines.benchmarks import sheppard
 
 N = 60_000
-LINE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}
+LINE = {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +17,8 @@ class Table:
     """A table of numbered rows in files, with the files of each of its versions."""
 
     def __init__(self):
-        self.versions: list[dict[str, frozenset[int]]] = [{}]
-        self.commits: list[TableCommit] = []
+        self.versions = [{}]
+        self.commits = []
         self.n_rows = self.n_files = 0
 
     def file(self, rows):
@@ -90,11 +89,11 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_each_row_is_released_once_and_again_where_the_policy_says(policy, steps):
     table, since = Table(), 0
-    released: Counter[int] = Counter()
+    released = Counter()
     n_again = 0
-    deleted: set[int] = set()
-    changed: set[int] = set()
-    inserted: set[int] = set()
+    deleted = set()
+    changed = set()
+    inserted = set()
     for what, chosen in [*steps, ("run", [])]:
         if what != "run":
             before = table.n_rows
@@ -192,7 +191,7 @@ def remove(path, n_masked=None, **more):
     ],
 )
 def test_an_entry_of_a_delta_log_is_told_by_its_operation(operation, actions, kind, is_closed):
-    about: list[dict[str, Any]] = [{"commitInfo": {"operation": operation}}] if operation else []
+    about = [{"commitInfo": {"operation": operation}}] if operation else []
     [found] = classify_entry(4, [*about, *actions])
     assert (found.version, found.before, found.kind, found.is_closed) == (4, 3, kind, is_closed)
 

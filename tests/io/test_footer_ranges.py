@@ -105,7 +105,7 @@ def test_footers_are_read_only_while_a_column_is_needed(tmp_path, monkeypatch):
         Schema.from_dict({"columns": {"whole": {"role": "keep"}, "text": {"role": "keep"}}}),
     )
     monkeypatch.setattr(ranges, "_FIRST_FILES", 1)
-    read: list[str] = []
+    read = []
     footer = parquet.footer
     monkeypatch.setattr(
         parquet,

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from dpdask.privacy import audit, noise
 from dpdask.streams import RunKey, stream
 
 CHANNELS = ["laplace", "laplace-calibrated", "optimal"]
-HISTOGRAM: dict[str, Any] = {"kind": "histogram", "bins": 32}
+HISTOGRAM = {"kind": "histogram", "bins": 32}
 SCHEMA = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "genre", "price", "amount")}
 KNOWN_HERE = {
     "kind": "known",

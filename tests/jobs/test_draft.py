@@ -109,7 +109,7 @@ def test_only_the_footer_is_read_and_neither_values_nor_statistics_are_looked_at
     )
     assert poisoned[-n_footer:] != data[-n_footer:]  # the statistics held the value
     file.write_bytes(poisoned)
-    asked: list[tuple[int, int]] = []
+    asked = []
 
     def spy(url, ranges, size):
         asked.extend(ranges)

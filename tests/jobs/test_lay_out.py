@@ -31,7 +31,7 @@ def fragments(count):
 
 def shard_rows(works):
     """Return the rows of each shard as `write_shards` cuts them: full ones, then the rest."""
-    sizes: list[int] = []
+    sizes = []
     for work in works:
         rows = sum(work.n_released)
         full = [work.rows_per_shard] * (rows // work.rows_per_shard)

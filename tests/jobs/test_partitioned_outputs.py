@@ -348,7 +348,7 @@ def test_a_batch_is_split_as_one_loop_would(keys, encoded):
             "row": pa.array(range(len(keys)), pa.int64()),
         }
     )
-    expected: dict[tuple[object, ...], list[int]] = {}
+    expected = {}
     for row, key in enumerate(keys):
         expected.setdefault(key, []).append(row)
     found = [(key, rows.column("row").to_pylist()) for key, rows in split_batch(batch, ["t", "b"])]

@@ -97,7 +97,7 @@ def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
         output={"path": "memory://lake/released/out/", "rows_per_shard": 70},
     )
     assert remote.output_url == "memory://lake/released/out"
-    written: list[str] = []
+    written = []
     original = type(memory).pipe_file
     with mock.patch.object(
         type(memory),

@@ -64,7 +64,7 @@ def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows, value
 def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(columns):
     rows = np.random.default_rng(columns).integers(0, 3, (40, columns)).astype(float)
     edges = np.linspace(0, 1, 8)
-    masses: dict[tuple[float, ...], list[np.ndarray]] = {}
+    masses = {}
     for left_out in range(len(rows)):
         trie, node = trie_of(np.delete(rows, left_out, axis=0)), 0
         for place, value in enumerate(rows[left_out]):
@@ -166,7 +166,7 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
     records[:, 0] -= n_values < 2**40  # a number below 0 is no code
     counts, groups = rng.integers(1, 9, len(records)), np.repeat(rng.permutation(2000) % 7, 2)
-    found: list[list[float]] = []
+    found = []
     trie = trie_of(records, counts, groups)
     paths = [[node] for node in range(7)]
     for _ in range(6):

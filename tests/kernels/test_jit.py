@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numba
 import pytest
@@ -55,7 +54,7 @@ def test_every_kernel_has_the_stamp_of_all():
 
 def test_a_function_without_a_module_can_be_compiled():
     """Numba tells all listeners of each function that is compiled in the process, also of functions that are no module's."""
-    made: dict[str, Any] = {}
+    made = {}
     exec("def double(number):\n    return 2 * number", {"__name__": None}, made)
     assert made["double"].__module__ is None
     assert numba.njit(made["double"])(21) == 42

@@ -7,7 +7,6 @@ import struct
 import uuid
 import zlib
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ def log_of(table, version):
 
 def live_files(table):
     """Return the add actions of the latest version, by path."""
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for version in range(len(list((table / "_delta_log").glob("*.json")))):
         for action in map(json.loads, log_of(table, version).read_text().splitlines()):
             if "remove" in action:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from html import escape, unescape
@@ -41,12 +41,12 @@ from dpdask.schema import Schema
 
 N_ROWS = 240
 LEVELS = [1, 2, 3, 4]
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "level": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "int64"},
     "line": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0], "type": "float64"},
 }
-KEPT: dict[str, Any] = {"who": {"role": "keep", "type": "int64"}}
-PRIVACY: dict[str, Any] = {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}
+KEPT = {"who": {"role": "keep", "type": "int64"}}
+PRIVACY = {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}
 
 
 class Killed(BaseException):
@@ -98,7 +98,7 @@ def _always(*_, **__):
     return True
 
 
-KILLS: dict[str, Callable[[], Any]] = {
+KILLS = {
     "charged": lambda: killed_at(Account, "intend", after=True, when=_always),
     "noise or release kept": lambda: killed_at(fit_module, "keep", after=True, when=_always),
     "release kept": lambda: killed_at(
@@ -427,7 +427,7 @@ class MechanismContract:
             assert charging_entries(ledger["ledger"].url, "people") == entries
 
     def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path):
-        columns: Mapping[str, Any] = {
+        columns = {
             name: {"role": "drop", "type": column["type"]}
             for name, column in self.columns().items()
         }

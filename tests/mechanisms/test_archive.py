@@ -23,7 +23,7 @@ from stats.counting import records_of_rows
 
 from dpdask.archive import Archive
 from dpdask.cells import cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.codec import LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
 from dpdask.engine.work import keep, load
 from dpdask.errors import InputError
@@ -64,9 +64,9 @@ SCHEMA = Schema.from_dict(
     }
 )
 TYPES = pa.schema({"a": pa.date32(), "b": pa.float64(), "c": pa.int32()})
-BINS: dict[str, Any] = {"b": 5, "c": [1, 30, 70]}
+BINS = {"b": 5, "c": [1, 30, 70]}
 DOMAIN = Domain(names=("a", "b", "c"), sizes=(4, 5, 4))
-CODECS: dict[str, Codec] = {
+CODECS = {
     "a": LevelCodec(name="a", levels=pa.array([0, 1, 2, 3]), ordered=True),
     "b": ValueCodec(name="b", type=pa.float64(), bounds=None, atoms=(), nulls=False),
 }
@@ -220,7 +220,7 @@ def bounds():
     ).bounds()
 
 
-MADE: dict[str, Callable[[], Any]] = {
+MADE = {
     "dip": lambda: dip("laplace"),
     "dip in bins": lambda: dip("optimal"),
     "chain": lambda: chain("laplace"),
@@ -381,7 +381,7 @@ def as_(type_):
 
 
 RAKED = ("raked_tables", "raked_counts", "raked_strengths")
-WRONG_COPULAS: dict[str | tuple[str, ...], list[Change]] = {
+WRONG_COPULAS = {
     "nodes": [
         *(at((0, ATTRIBUTE), value) for value in (3, (1, ATTRIBUTE))),  # not there; twice
         *(
@@ -425,13 +425,13 @@ WRONG_COPULAS: dict[str | tuple[str, ...], list[Change]] = {
     ],
     "noisy": [lambda _: np.arange(40, dtype=np.uint8)],
 }
-WRONG_TABLES: dict[str | tuple[str, ...], list[Change]] = {
+WRONG_TABLES = {
     "one_way": [cut],
     "pairs": [cut, as_(np.float64)],
     "clique_0": [cut],
     "clique_1": [np.ravel],
 }
-WRONG_HISTOGRAMS: dict[str | tuple[str, ...], list[Change]] = {
+WRONG_HISTOGRAMS = {
     "keys": [
         at(-1, DOMAIN.size_of(DOMAIN.names)),
         at(0, -3),
@@ -485,7 +485,7 @@ def test_wrong_numbers_are_refused(name, arrays, change):
 
 BOUNDED = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
 FINE = to_dict(DiscreteGaussian(sigma=2.0, sensitivity=1.5, adjacency="replace-one"))
-WRONG_NOISE: Any = [
+WRONG_NOISE = [
     {"one_way": None, "pairs": {"format": 1, "kind": "unknown"}, "cliques": []},
     {
         "one_way": {"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"},
@@ -493,7 +493,7 @@ WRONG_NOISE: Any = [
         "cliques": [],
     },
 ]
-WRONG_HEADERS: dict[str, dict[str, list[Any]]] = {
+WRONG_HEADERS = {
     "copula": {
         "report": [{"n_latents": 3}, {"+": {"residual": float("nan")}}, {"+": {"moved": "x"}}],
         "schema": [

@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,7 +63,7 @@ def table(n_rows=300):
 
 def small(**changed):
     rows = CoveredRows(who="every row", fraction=1.0, of="rows")
-    parts: dict[str, Any] = {
+    parts = {
         "budget": BUDGET,
         "text": "a promise",
         "protected": rows,
@@ -177,7 +176,7 @@ def test_a_saved_release_with_a_card_of_another_format_is_refused(kind, tmp_path
 
 def test_cautions_depend_on_public_rows_alone():
     budget = Budget(epsilon=1.0, delta=0.5, adjacency="add-remove")
-    parts: dict[str, Any] = {
+    parts = {
         "mechanism": {"kind": "test"},
         "schema": SCHEMA,
         "cells": {},

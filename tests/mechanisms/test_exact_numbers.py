@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def changes(adjacency, rows):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(adjacency, rows):
-    unit: Any = "row" if rows == 1 else UnitColumn(column="who", max_rows=rows)
+    unit = "row" if rows == 1 else UnitColumn(column="who", max_rows=rows)
     budgets = [
         Budget(epsilon=1.0, delta=delta, adjacency=adjacency, unit=unit) for delta in (0.0, DELTA)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,12 +42,12 @@ def test_what_is_expected_is_what_a_release_keeps(channel, kind, epsilon):
     """Of even levels or ranks, by the released rows themselves; power both ways, since another ε is farther off."""
     n = 6 if kind != "line" else N_ROWS
     values = np.arange(N_ROWS) * 7919 % n
-    column: dict[str, Any] = (
+    column = (
         {"role": "privatise", "kind": "discrete", "levels": list(range(n))}
         if kind == "levels"
         else {}
     )
-    codec: Any = levels(n)
+    codec = levels(n)
     if kind == "categories":
         column, codec = (
             {"role": "privatise", "kind": "categorical", "levels": list(range(n))},
@@ -140,8 +139,8 @@ MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0]
 def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins, said):
     frame = pd.DataFrame({"x": np.linspace(0.0, 9000.0, 100)})
     schema = dpdask.Schema.from_dict({"columns": {"x": MONEY}})
-    given: dict[str, Any] = {"epsilon": 50.0, "bins": {"x": bins}}
-    estimators: list[Any] = [
+    given = {"epsilon": 50.0, "bins": {"x": bins}}
+    estimators = [
         dpdask.Marginals(schema, cliques=[["x"]], **given),
         dpdask.PerturbedHistogram(schema, **given),
     ]

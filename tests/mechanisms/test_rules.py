@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,7 @@ LEVELS = {
     "school": [1, 2, 3, 4],
     "degree": ["none", "low", "mid", "high"],
 }
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "age": AGE,
     "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1e5], "nulls": "level"},
     **{
@@ -36,7 +35,7 @@ COLUMNS: dict[str, Any] = {
         for name, levels in LEVELS.items()
     },
 }
-RULES: list[dict[str, Any]] = [
+RULES = [
     {"if": {"age": [0, 14]}, "then": {"income": None, "role": ["child", "other"]}},
     {"forbid": {"sex": "M", "role": "wife"}},
     {"forbid": {"sex": "F", "role": "husband"}},

@@ -135,7 +135,7 @@ TABLE = Columns(types=pa.schema(TYPES), codecs=CODECS)
 
 def drawn_scales(mechanism):
     """Return the scale of the noise that the sampler itself is asked for, histogram by histogram."""
-    scales: list[float] = []
+    scales = []
     sample = noise.discrete_laplace
 
     def spy(counts, scale, **rest):

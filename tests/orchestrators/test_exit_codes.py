@@ -49,7 +49,7 @@ def job(command, tmp_path, monkeypatch):
 
 
 def test_a_release_says_what_may_be_shown(job, tmp_path):
-    log: list[str] = []
+    log = []
     found = run_job(log.append)
     manifest = json.loads((tmp_path / "out" / "_dpdask" / "manifest.json").read_text())
     assert found == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,7 @@ ABOUT = {
     "purpose": "Tests.",
     "domains": "By us.",
 }
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     EVIL: {
         "role": "privatise",
         "kind": "categorical",

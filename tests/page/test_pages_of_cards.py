@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,7 +14,7 @@ from dpdask.io.shards import PAGE_NAME
 from dpdask.page import render
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
-DAY: dict[str, Any] = {
+DAY = {
     "role": "privatise",
     "kind": "continuous",
     "bounds": DAYS,

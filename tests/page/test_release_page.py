@@ -320,7 +320,7 @@ def test_a_bounded_part_of_the_rows_is_read(rows, monkeypatch):
     monkeypatch.setattr(sample, "MAX_ROWS", 40)
     found = sample.read_sample(folder, manifest, ["income", "nowhere"])
     assert (found.rows.column_names, found.rows.num_rows, found.n_rows) == (["income"], 40, 600)
-    asked: list[tuple[str, list[int]]] = []
+    asked = []
     monkeypatch.setattr(
         sample,
         "_read_groups",

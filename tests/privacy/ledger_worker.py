@@ -21,7 +21,6 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -152,7 +151,7 @@ def _private_server(binaries):
     folder = Path(
         tempfile.mkdtemp(prefix="dpdask-pg-", dir="/tmp")
     )  # short: a socket's path has at most 107 characters
-    identity: dict[str, Any] = {}
+    identity = {}
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         user = next(
             entry

@@ -11,21 +11,21 @@ import pyarrow.parquet as pq
 
 EPSILON = 0.2  # small, so that the noise covers all, and what it does not cover shows in few runs
 WHO = {"column": "who", "max_rows": 2}
-X: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"}
-Y: dict[str, Any] = {
+X = {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"}
+Y = {
     "role": "privatise",
     "kind": "categorical",
     "levels": ["a", "b"],
     "type": "string",
 }
-P: dict[str, Any] = {
+P = {
     "role": "privatise",
     "kind": "continuous",
     "bounds": [0.0, 1.0],
     "type": "float64",
 }
 KEPT, DROPPED = {"role": "keep", "type": "int64"}, {"role": "drop"}
-DIP_SCHEMA: dict[str, Any] = {
+DIP_SCHEMA = {
     "id": KEPT,
     "who": DROPPED,
     "x": X,
@@ -33,13 +33,13 @@ DIP_SCHEMA: dict[str, Any] = {
     "p": DROPPED,
     "q": DROPPED,
 }
-CENTRAL_SCHEMA: dict[str, Any] = {**DIP_SCHEMA, "id": DROPPED}
-CONTINUOUS: dict[str, Any] = {**DIP_SCHEMA, "x": DROPPED, "y": DROPPED, "p": P}
-KNOWN: dict[str, Any] = {
+CENTRAL_SCHEMA = {**DIP_SCHEMA, "id": DROPPED}
+CONTINUOUS = {**DIP_SCHEMA, "x": DROPPED, "y": DROPPED, "p": P}
+KNOWN = {
     "x": {"probabilities": [0.5, 0.25, 0.25]},
     "y": {"probabilities": [0.5, 0.5]},
 }
-UNIFORM: dict[str, Any] = {"name": "uniform", "loc": 0.0, "scale": 1.0}
+UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 1.0}
 
 Parts = Sequence[pa.Table]
 
@@ -120,7 +120,7 @@ def write_public(folder):
 
 def dip_cases(public):
     """Yield the cases of `dip`, for both units."""
-    references: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    references = [
         ("histogram", {"kind": "histogram"}, {}),
         ("holdout", {"kind": "holdout", "fraction": 0.5}, {"n_rows": 12, "held": True}),
         ("public", {"kind": "public", "path": public}, {}),
@@ -168,7 +168,7 @@ def _dip(reference, channel="laplace"):
 
 def central_cases():
     """Yield the cases of the mechanisms that release noisy counts, for both units and adjacencies."""
-    mechanisms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    mechanisms = [
         ("marginals", {"kind": "marginals", "cliques": [["x"], ["x", "y"]]}, {}),
         ("copula", {"kind": "copula", "n_rows": "input"}, {}),
         ("cells", {"kind": "histogram", "threshold": "none"}, {}),
@@ -193,7 +193,7 @@ def central_cases():
                 yield Case(
                     name=name_, mechanism=mechanism, schema=schema, unit=unit, adjacency=adjacency
                 )
-    found: list[tuple[str, dict[str, Any]]] = [  # the cells of p
+    found = [  # the cells of p
         ("marginals", {"kind": "marginals", "cliques": [["p"], ["p", "x"]]}),
         ("copula", {"kind": "copula"}),
         ("cells", {"kind": "histogram", "threshold": "none"}),

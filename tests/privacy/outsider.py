@@ -9,11 +9,9 @@ import shutil
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import dask
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from e2e.helpers import hidden, load, write_job
@@ -24,8 +22,8 @@ from dpdask.errors import DpdaskError
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job
 
-View: TypeAlias = dict[str, Hashable]  # everything that is seen, leaf by leaf
-Event: TypeAlias = Callable[[View], bool]
+View = dict[str, Hashable]  # everything that is seen, leaf by leaf
+Event = Callable[[View], bool]
 ID = "id"  # the public name of a row, where a schema keeps one
 
 _MISSING = "(absent)"
@@ -95,7 +93,7 @@ class Bench:
             self.job.schema,
             self.folder / "job",
         )
-        seen: View = {}
+        seen = {}
         with dask.config.set(scheduler="synchronous"):
             try:
                 seen["ends"] = run_job(job).status  # its warnings are the steward's
@@ -126,7 +124,7 @@ class Bench:
 
 def folder_view(folder):
     """Return what a lake's reader sees of a released folder."""
-    seen: View = {}
+    seen = {}
     tables = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
@@ -168,7 +166,7 @@ def document_view(name, document):
 
 def rows_view(table):
     """Return released rows, each value by its place and by its row's public name, and all rows at once."""
-    seen: View = {"n rows": table.num_rows, "columns": " ".join(table.column_names)}
+    seen = {"n rows": table.num_rows, "columns": " ".join(table.column_names)}
     rows = table.to_pylist()
     for place, row in enumerate(rows):
         for name, value in row.items():
@@ -195,10 +193,7 @@ def frame_view(frame):
 
 def rows_of(act, frame, batch):
     """Return what a release makes of a frame, under a batch's name where it takes one."""
-    found: pd.DataFrame = (
-        act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
-    )
-    return found
+    return act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
 
 
 # ---- what it tells
@@ -226,7 +221,7 @@ class Effort:
     judged: int = 60
 
 
-Draw: TypeAlias = Callable[[Iterable[int]], list[View]]  # views of runs with these seeds
+Draw = Callable[[Iterable[int]], list[View]]  # views of runs with these seeds
 
 
 def tell_apart(left, right, effort=Effort(), *, delta=0.0, alpha=1e-9):

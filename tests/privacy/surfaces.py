@@ -6,7 +6,6 @@ import tempfile
 import urllib.request
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 
@@ -85,8 +84,8 @@ class Surfaces:
 
     def __init__(self, client):
         self.client = client
-        self.shown: dict[str, set[bytes]] = defaultdict(set)
-        self.sessions: dict[str, Any] = {}
+        self.shown = defaultdict(set)
+        self.sessions = {}
 
     def add(self, name, content):
         text = (
@@ -192,7 +191,7 @@ class Surfaces:
 
     def found(self, values):
         """Return which of the planted values stand on which surface."""
-        hits: dict[str, set[str]] = defaultdict(set)
+        hits = defaultdict(set)
         for name, texts in self.shown.items():
             for value, forms in values.items():
                 if any(form in text for text in texts for form in forms):

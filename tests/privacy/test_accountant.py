@@ -20,7 +20,6 @@ from dpdask.privacy.events import (
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
-    Event,
     LocalRelease,
     compose,
     epsilon,
@@ -157,7 +156,7 @@ def test_less_delta_more_events_or_less_noise_never_cost_less():
     assert all(less >= more for less, more in itertools.pairwise(scales))
     counts = [epsilon(laplace(40.0, count=n), DELTA) for n in (1, 2, 10, 100)]
     assert all(few <= many for few, many in itertools.pairwise(counts))
-    parts: list[Event] = [
+    parts = [
         gaussian(50.0, math.sqrt(2), 3, "replace-one"),
         LocalRelease(epsilon=0.5),
         laplace(8.0, 2, 3, "replace-one"),

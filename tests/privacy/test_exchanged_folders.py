@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,7 @@ REFUSED = r"another key was put in place|is a link or belongs to another user"
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can make what belongs to another user"
 )
-UNITS: dict[str, Any] = {"row": "row", "user": {"column": "userId", "max_rows": 2}}
+UNITS = {"row": "row", "user": {"column": "userId", "max_rows": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,7 @@ def exchange(one, two):
 
 
 OWNERS = ["stranger", "link", "own"]
-MOMENTS: dict[str, tuple[Any, str]] = {
+MOMENTS = {
     "made": (PrivateFolder, "open_made"),
     "key": (FolderKeys, "write"),
     "opened": (RunState, "open"),

@@ -6,11 +6,9 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -365,7 +363,7 @@ def test_a_number_out_of_range_is_refused(name, bad, tmp_path):
         ledger.init("ratings", 0.0)
 
 
-LOOP: list[Any] = []
+LOOP = []
 LOOP.append(LOOP)
 
 
@@ -410,7 +408,7 @@ def test_another_limit_is_refused(ledger):
     assert ledger.read_balance("ratings").epsilon_limit == 2.0
 
 
-STEPS: dict[str, Callable[[Ledger], object]] = {
+STEPS = {
     "intend": lambda ledger: ledger.intend("ratings", "run", HALF),
     "intend for less": lambda ledger: ledger.intend(
         "ratings", "run", Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event)
@@ -451,7 +449,7 @@ def test_a_step_out_of_order_is_refused(before, step, words, tmp_path):
     assert ledger.show("ratings") == shown
 
 
-CALLS: list[Callable[[Ledger], object]] = [
+CALLS = [
     lambda ledger: ledger.intend("unknown", "run", HALF),
     lambda ledger: ledger.commit("unknown", "run"),
     lambda ledger: ledger.void("unknown", "run"),
@@ -581,7 +579,7 @@ def test_tampering_is_found_and_named(ledger, case):
 
 def test_an_entry_that_stands_twice_is_found():
     rows = [{"sequence": 1, "previous": "p"}, {"sequence": 1, "previous": "p"}]
-    record: dict[str, Any] = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {
+    record = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {
         "n_entries": 2,
         "head": "",
     }

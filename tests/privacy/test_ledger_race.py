@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from typing import Any
 
 import pytest
 from privacy.ledger_worker import CHARGE, run_phases
@@ -76,7 +75,7 @@ def test_a_race_in_which_workers_are_killed_charges_every_run_once(size, url, tm
     ledger.init("ratings", limit, 2.0**-10)
     logs = tmp_path / "logs"
     logs.mkdir()
-    workers: list[dict[str, Any]] = [{"runs": runs} for runs in queues]
+    workers = [{"runs": runs} for runs in queues]
     for number, moment in enumerate(("composing", "committing", "intended", "intended")):
         workers[number]["kill"] = {queues[number][1]: moment}
     workers[4]["kill_after"], workers[5]["kill_after"] = 1, 3

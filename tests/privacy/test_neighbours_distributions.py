@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +38,7 @@ TINY = 1e-9  # of each test of a distribution; there are fewer than a hundred
 EPSILON = 1.0
 N_ROWS = 3000  # of each level in each of two files
 N_LEVELS = 600
-WIDE: dict[str, Any] = {**X, "levels": list(range(N_LEVELS))}
+WIDE = {**X, "levels": list(range(N_LEVELS))}
 
 
 def output(folder):
@@ -47,8 +46,7 @@ def output(folder):
 
 
 def card_of(folder):
-    found: dict[str, Any] = read_card(folder)
-    return found
+    return read_card(folder)
 
 
 def run(folder, parts, schema, seed=5, **changes):
@@ -73,7 +71,7 @@ def run(folder, parts, schema, seed=5, **changes):
 # ---- rows
 
 
-REFERENCES: dict[str, dict[str, Any]] = {
+REFERENCES = {
     "known": {"kind": "known", "columns": {"x": KNOWN["x"]}},
     "public": {"kind": "public"},
     "holdout": {"kind": "holdout", "fraction": 0.25},
@@ -198,10 +196,10 @@ def test_continuous_values_tell_no_more_than_the_claim(channel, tmp_path):
 # ---- counts
 
 
-MARGINALS: dict[str, Any] = {"kind": "marginals", "cliques": [["x"]]}
-CELLS: dict[str, Any] = {"kind": "histogram", "threshold": "none"}
+MARGINALS = {"kind": "marginals", "cliques": [["x"]]}
+CELLS = {"kind": "histogram", "threshold": "none"}
 UNIT = {"column": "who", "max_rows": 2}
-PROMISES: list[tuple[str, Any, float]] = [
+PROMISES = [
     ("replace-one", "row", 0.0),
     ("add-remove", "row", 0.0),
     ("replace-one", UNIT, 0.0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -35,7 +34,7 @@ Y_TEXT = {
 }  # pandas has several types of text
 SCHEMA = {"id": KEPT, "who": KEPT, "x": X, "y": Y_TEXT}
 WHO = dpdask.UnitColumn(column="who", max_rows=2)
-REFERENCES: dict[str, Any] = {
+REFERENCES = {
     "known": dpdask.Known(columns=KNOWN),
     "public": dpdask.Public(),
     "histogram": dpdask.Histogram(),
@@ -140,7 +139,7 @@ def test_neighbouring_frames_look_alike(name, unit, lazy):
 # ---- several frames of one release
 
 
-BITS: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": [0, 1], "type": "int64"}
+BITS = {"role": "privatise", "kind": "discrete", "levels": [0, 1], "type": "int64"}
 HALF = {"kind": "known", "probabilities": [0.5, 0.5]}
 PERTURB = {
     "design": "interval-differential",
@@ -178,7 +177,7 @@ def same_outputs(values):
     """Return how two records that come one by one look: whether their released values are the same."""
 
     def views(seeds):
-        found: list[View] = []
+        found = []
         for seed in seeds:
             release = known_release(seed)
             one, other = (int(out["x"].iloc[0]) for out in in_batches(release.transform, values))

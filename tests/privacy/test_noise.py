@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -75,7 +74,7 @@ def lone(draws):
     )
 
 
-SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]] = [
+SAMPLERS = [
     (noise.discrete_laplace, laplace_distribution),
     (noise.discrete_gaussian, gaussian_distribution),
 ]

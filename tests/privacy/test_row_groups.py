@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -15,7 +13,7 @@ from dpdask.engine import write as shuffle
 from dpdask.io import csv, parquet, shards
 
 N_ROWS = 2000
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "note": {"role": "keep", "type": "string"},
     "ill": {"role": "privatise", "kind": "categorical", "levels": ["no", "yes"], "other": "no"},
 }

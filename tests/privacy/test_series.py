@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,7 +73,7 @@ def spent(ledger):
     return ledger.read_balance("people").epsilon_spent
 
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES = {
     "an old release": {"previous": "h0"},
     "an unknown release": {"previous": "x"},
     "another fitted release": {"release": "e" * 64},
@@ -135,7 +134,7 @@ def test_a_repeated_release_and_what_follows_it():
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9))
 def test_what_counts_covers_every_row_whatever_copies_release(steps):
     """Copies of a series' folder go on in any order: no fragment is released more often than charges count."""
-    folders: list[tuple[str, frozenset[int]]] = [("h", frozenset([0]))]
+    folders = [("h", frozenset([0]))]
     charges, times = [charge("h")], dict.fromkeys(range(12), 0) | {0: 1}
     for number, step in enumerate(steps, start=1):
         head, known = folders[step % len(folders)]

@@ -9,14 +9,13 @@ import gc
 import math
 import struct
 import threading
-from typing import Any
 
 import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, Future, LocalCluster
+from distributed import Client, LocalCluster
 from e2e.helpers import hidden, load, refusing, write_job
 from privacy.surfaces import Surfaces, forms
 
@@ -45,7 +44,7 @@ PLANTED = {
     "user": [*forms(USER), struct.pack("<q", USER)],
 }
 PLANTED |= {"name": forms(NAME), "undeclared level": forms(UNDECLARED)}
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "user": {"role": "keep", "type": "int64"},
     "name": {"role": "drop", "type": "string"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64"},
@@ -54,7 +53,7 @@ SCHEMA: dict[str, Any] = {
 }
 WITHOUT_KEPT = SCHEMA | {"user": {"role": "drop", "type": "int64"}}
 ANCHORS = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e6}}
-JOBS: dict[str, dict[str, Any]] = {
+JOBS = {
     "holdout": {},
     "by user": {"privacy__unit": {"column": "user", "max_rows": 50}},
     "chain": {"mechanism__reference": {"kind": "chain", "fraction": 0.25}},
@@ -127,7 +126,7 @@ def surfaces(cluster):
 
 def run_watched(job, out, cluster, surfaces, keys):
     """Run a job on the cluster while somebody looks at everything, again and again; return its error."""
-    errors: list[BaseException] = []
+    errors = []
 
     def run():
         try:
@@ -158,7 +157,7 @@ def run_all(
     surfaces,
 ):
     """Run the jobs on good and on bad data; return their run keys."""
-    keys: set[bytes] = set()
+    keys = set()
     for quality, source in sources.items():
         for name in (
             names if quality == "good" else [name for name in names if name in LEVELS_ARE_READ]
@@ -190,7 +189,7 @@ def test_planted_values_stand_nowhere(names, n_rows, cluster, surfaces, tmp_path
         quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad")
         for quality in ("good", "bad")
     }
-    keys: set[bytes] = set()
+    keys = set()
     surfaces.with_report(lambda: keys.update(run_all(names, sources, tmp_path, cluster, surfaces)))
     surfaces.look_at_plots()
     assert len(keys) >= len(names)
@@ -232,12 +231,12 @@ WHILE_IT_RUNS = ("call stacks", "page info/call-stacks/{}.html")
 
 @pytest.mark.more
 def test_values_that_a_task_carries_are_found(cluster, surfaces, tmp_path):
-    space: dict[str, Any] = {}
+    space = {}
     exec(LEAK, space)  # call stacks and profiles show the names of functions alone
     leaky, name = space[NAME.replace(" ", "_")], NAME.replace(" ", "_").encode()
 
     def leak():
-        future: Future = surfaces.client.submit(
+        future = surfaces.client.submit(
             leaky, INCOME, str(tmp_path / "seen"), key=f"leak-{USER}", pure=False
         )
         while not future.done():

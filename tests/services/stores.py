@@ -185,7 +185,7 @@ def open_store(request, tmp_path):
         if name == "local":
             yield Store(Folder(f"file://{tmp_path}/lake/out"), None)
             return
-        server: Server = request.getfixturevalue(f"{name}_server")
+        server = request.getfixturevalue(f"{name}_server")
         server.proxy.forget()
         with in_environment(server.environment()):
             folder = Folder(f"{server.make_bucket(versioned=versioned)}/deep/out")

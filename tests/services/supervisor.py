@@ -14,9 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 START_SECONDS = 90
 _LINGER_SECONDS = 1.0
@@ -109,13 +107,13 @@ def wait_for_port(port, seconds, process):
 
 def main(name, place):
     """Run a server until nobody is connected."""
-    serving: Callable[[], Any] = importlib.import_module(f"services.{name}").serving
+    serving = importlib.import_module(f"services.{name}").serving
     with serving() as details, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place + ".new")
         listener.listen(64)
         Path(place + ".new").rename(place)
         listener.settimeout(_LINGER_SECONDS)
-        connected: list[socket.socket] = []
+        connected = []
         while True:
             try:
                 connection, _ = listener.accept()

@@ -47,7 +47,7 @@ def released(bounds, rows):
 
 def oracle(rows, bound):
     """Return the first `bound` rows of each unit, in the order (hash, position)."""
-    chosen: set[int] = set()
+    chosen = set()
     for unit in {unit for unit, _ in rows}:
         own = sorted((hash_, place) for place, (owner, hash_) in enumerate(rows) if owner == unit)
         chosen |= {place for _, place in own[:bound]}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.stats import Clique, Domain, MarginalCounter, MarginalCounts
+from dpdask.stats import Domain, MarginalCounter, MarginalCounts
 
 DOMAIN = Domain(names=("sex", "age", "one", "income"), sizes=(2, 5, 1, 3))
-TRIPLE: Clique = ("income", "sex", "age")
+TRIPLE = ("income", "sex", "age")
 
 
 def random_codes(domain, n_rows, seed=0):

@@ -106,7 +106,7 @@ def check_merge_laws(parts, identity, expected):
 @pytest.mark.parametrize("chosen", [[True, False, True, False], [False] * 4])
 def test_only_chosen_rows_count(chosen):
     mask = np.array(chosen)
-    rows: list[float | None] = [None, 0.0, 7.0, 7.0]
+    rows = [None, 0.0, 7.0, 7.0]
     expected = summary_of([row for row, choice in zip(rows, chosen, strict=True) if choice])
     assert plain(RankSummary.of_batch(MIXED, pa.array(rows), mask)) == plain(expected)
     levels = [None, 1, 3, 3]

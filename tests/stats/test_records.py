@@ -20,7 +20,7 @@ from dpdask.stats.records import from_numbers, numbers
 def entries(records):
     """The summed counts of each record and grade."""
     assert len(records.counts) <= records.max_records
-    found: Counter[tuple[int, ...]] = Counter()
+    found = Counter()
     for key, grade, count in zip(
         records.keys.tolist(), records.grades.tolist(), records.counts.tolist(), strict=True
     ):

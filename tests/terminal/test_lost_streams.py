@@ -20,7 +20,7 @@ from dpdask.schemas import find_file
 NAME = "Zoë ε 😀"  # of whose letters ISO 8859-1 has some, and ASCII none
 LEDGER = ["--url", "sqlite:///ledger.db", "--dataset", "d"]
 DPDASK, DASK = ([sys.executable, "-m", *words] for words in (["dpdask"], ["dask", "dpdask"]))
-VERBS: dict[str, tuple[list[str], int]] = {
+VERBS = {
     "run": (["run", "job.yaml"], 0),
     "run on workers": (["run", "job.yaml", "--set", "cluster={kind: local, workers: 1}"], 0),
     "run a wrong job": (["--debug", "run", "job.yaml", "--set", "privacy.epsilon=-1"], 64),

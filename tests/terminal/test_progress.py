@@ -55,7 +55,7 @@ def watch(words):
     if child == 0:
         os.environ.update(COLUMNS="100", LINES="40", TERM="xterm")
         os.execv(sys.executable, words)
-    seen: list[tuple[float, bytes]] = []
+    seen = []
     while True:
         select.select([terminal], [], [], 60.0)
         try:
@@ -224,7 +224,7 @@ def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypa
 
 
 def test_a_fit_in_a_notebook_is_a_table_below_the_cell(capsys, monkeypatch):
-    shown: list[str] = []
+    shown = []
 
     def draw(table):
         shown.append(table._repr_html_())  # type: ignore[attr-defined]
