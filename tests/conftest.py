@@ -1,7 +1,5 @@
 """What every test shares: its files lie in memory where that has room, and Dask spills below pytest's own folder, never into the tree."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import functools

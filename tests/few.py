@@ -1,7 +1,5 @@
 """Which cases of a test are in the default set."""
 
-from __future__ import annotations
-
 
 def choose_few(cases, n_cases=None):
     """Return the numbers of the cases of a test that are in the default set.

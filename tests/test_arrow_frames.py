@@ -1,7 +1,5 @@
 """Tables that give themselves as Arrow streams are released as the pandas frame of the same rows is."""
 
-from __future__ import annotations
-
 import duckdb
 import numpy as np
 import pandas as pd

@@ -1,7 +1,5 @@
 """Noise belongs to (release, batch, partition): one frame to a batch, whatever frames hold and however they are built."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import multiprocessing

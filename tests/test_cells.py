@@ -1,7 +1,5 @@
 """The public cells of a column: every value in one of them, every draw back in its own, and what cannot be cut."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 

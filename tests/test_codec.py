@@ -1,7 +1,5 @@
 """Codecs: what a schema accepts comes back unchanged, everything else is refused in one line without a data value."""
 
-from __future__ import annotations
-
 import datetime as dt
 import pickle
 import traceback

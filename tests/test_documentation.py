@@ -1,7 +1,5 @@
 """What the documents say is what the program does: examples run, jobs validate, tables agree with the code."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """Every block of the README and of the tutorials runs, in order, and prints what the page says, up to numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

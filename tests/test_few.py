@@ -1,7 +1,5 @@
 """Which cases of a test the test command runs: `few.py`."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The dtypes of released frames are those of the frames that were given, also of dates, decimals and whole numbers beside nulls."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
 

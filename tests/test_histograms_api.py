@@ -1,7 +1,5 @@
 """Perturbed histograms on Dask and pandas frames: cells, rows, the card, redrawn noise, refusals."""
 
-from __future__ import annotations
-
 import math
 
 import dask

@@ -1,7 +1,5 @@
 """What importing costs: nothing for the package, a verb's own modules for the command line, the engine alone for a worker."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`dpdask.IntervalMechanism` on Dask and pandas frames: lazy, repeatable, true."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ledger=` of fits: the dataset is charged once, before any noise, and refused before anything is drawn."""
 
-from __future__ import annotations
-
 import warnings
 
 import cloudpickle

@@ -1,7 +1,5 @@
 """Local use: the export of a release, and the example that applies it, against the library."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

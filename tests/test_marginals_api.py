@@ -1,7 +1,5 @@
 """`dpdask.Marginals` on Dask and pandas frames: a job's noisy tables, as arrays and frames."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import dask.dataframe as dd

@@ -1,7 +1,5 @@
 """What a notebook or a prompt shows of objects: short texts and small tables, in which nothing is markup but the table."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import subprocess

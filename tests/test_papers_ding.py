@@ -1,7 +1,5 @@
 """The reproductions of Ding and Ding: their functions at small sizes, beside the paper's numbers where these are sharp."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

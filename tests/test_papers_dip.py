@@ -1,7 +1,5 @@
 """The scripts of pipelines/papers/dip: small versions of tables 4, 5 and 7 against the paper, and what the others are made of."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

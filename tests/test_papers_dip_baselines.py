@@ -1,7 +1,5 @@
 """The competitors of the paper's tables: their laws, their ε by density ratios or enumeration, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

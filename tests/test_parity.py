@@ -1,7 +1,5 @@
 """A job and a Python class refuse the same wrong parameters, at construction and with the same substance, each in its own words."""
 
-from __future__ import annotations
-
 import pytest
 from e2e.helpers import load, refusing, write_job
 

@@ -1,7 +1,5 @@
 """The script of pipelines/adult: its table on a small table that fits the job's schema, and on the real ones where they are."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

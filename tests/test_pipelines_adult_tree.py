@@ -1,7 +1,5 @@
 """The script of pipelines/adult that releases the survey along a tree: on a small table, and on the real one where it is."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The script that compares the main job with the fastest copies runs, and every side writes all columns."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The scripts of pipelines/movielens: the correlation table's numbers, and the recommender on a small table of known make."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The script that compares syntheses of one coded table runs them apart, judges them alike, and says what was not run."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The script that measures many fragments: its exponent, its simulation, and on demand a small run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

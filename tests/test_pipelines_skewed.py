@@ -1,7 +1,5 @@
 """The script that measures skewed numbers under wide bounds runs, and its errors are those of its releases."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """What a released frame carries beside its rows: an index, categories, an order, and what stays in workers' memory."""
 
-from __future__ import annotations
-
 import cloudpickle
 import dask
 import dask.dataframe as dd

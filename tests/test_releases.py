@@ -1,7 +1,5 @@
 """What every fitted release has in common: it closes, shows nothing private, and refuses what it cannot do."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

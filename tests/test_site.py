@@ -1,7 +1,5 @@
 """The site: its navigation, the links between its pages, and what is computed from the code. `.ci/run` builds it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a process of dpdask sets when it starts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`dpdask.Survey`: questions drawn before any value, answers checked, ranges that are the mechanism's own."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

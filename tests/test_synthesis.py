@@ -1,7 +1,5 @@
 """The Gaussian copula and exact marginals on Dask and pandas frames."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import cloudpickle

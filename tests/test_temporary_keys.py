@@ -1,7 +1,5 @@
 """The key of a frame's noise: gone with the release or with Python, and with the next fit if the process was killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

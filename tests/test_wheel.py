@@ -3,8 +3,6 @@
 `DPDASK_TEST_PYTHONS` may name further interpreters, with colons between them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

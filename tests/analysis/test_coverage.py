@@ -4,8 +4,6 @@
 `FAILING` lists the cells that are known to break the contract; the list is strict, so that it shrinks as they are mended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import math

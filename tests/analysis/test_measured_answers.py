@@ -1,7 +1,5 @@
 """Noisy counts that a release publishes: drawn with the noise that the card states, in every kind of output, and what `dpdask.open` answers from them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -3,8 +3,6 @@
 A question that is offered is answered, and what cannot be answered is refused in one line.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

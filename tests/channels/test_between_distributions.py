@@ -1,7 +1,5 @@
 """Channels from one distribution to another: P·T = Q, their exact epsilon, and that one distribution is the case of two equal ones."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import numpy as np

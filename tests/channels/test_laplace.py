@@ -1,7 +1,5 @@
 """The Laplace channel of a reference: its exact epsilon, its invariance, and levels that were never seen."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Functions for workers that are processes of their own: they import them from here."""
 
-from __future__ import annotations
-
 import hashlib
 
 from dpdask.engine.compute import guard

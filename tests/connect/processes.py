@@ -1,7 +1,5 @@
 """A scheduler and workers as processes of their own, each with its own environment, user and certificates."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

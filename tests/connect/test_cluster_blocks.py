@@ -1,7 +1,5 @@
 """The `cluster:` block of a job: each kind has its own fields, what is wrong is one line, and the job's digest does not count it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs on a real Dask Gateway server: the same bytes as on threads; what it refuses is one line."""
 
-from __future__ import annotations
-
 import pytest
 from connect.processes import python_path
 from e2e.helpers import digests, error_line, lake, run_cli, run_here, write_job

@@ -1,7 +1,5 @@
 """Three hosts with TLS: the same bytes as on threads, also if one is cut off in the middle; clients without a right certificate stay out."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The image of cluster/kubernetes without a container engine: its files, its two stages as folders, and jobs that are planned with what it installs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The run key of a job whose output is in a store: how workers get it, who must not see it, and when it is gone."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The manifests of cluster/kubernetes: valid for Kubernetes, for the operator's own resource types, and for what the operator makes of them."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import os

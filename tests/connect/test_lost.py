@@ -1,7 +1,5 @@
 """A scheduler or all workers that go away in the middle of a run: one line and 75, and the same bytes when it is resumed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

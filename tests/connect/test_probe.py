@@ -1,7 +1,5 @@
 """The probe: a worker that cannot do a run's work is one line in the first seconds, and nothing is charged."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Workers that say nothing, or have no dpdask, beside a healthy one: a line that names them, and a scheduler that is as it was before."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Jobs on a real SLURM of two virtual nodes: the same bytes as on threads, also if SLURM cancels workers in the middle."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The units of cluster/systemd: as systemd reads them, and with the exit codes that the command line has."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil

@@ -1,7 +1,5 @@
 """One bit of a file is changed, and the command line is called: `python -m e2e.changed_bits KIND PART N` does so N times in a process of its own."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import random

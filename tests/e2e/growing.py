@@ -1,7 +1,5 @@
 """Small growing tables: a file a day, jobs that release them, and what they left."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

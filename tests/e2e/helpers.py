@@ -1,7 +1,5 @@
 """Small lakes, job files, the command line in a subprocess, and digests of what was published."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The jobs whose releases are recorded: every mechanism, every reference and the main options, on tables of integer arithmetic alone."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Jobs that release nobody's row: records, tables and cells from noisy counts."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import json

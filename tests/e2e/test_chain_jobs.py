@@ -1,7 +1,5 @@
 """The reference `chain` end to end: its joint distribution, its groups, kills, what its card and plan say, bad input, and frames."""
 
-from __future__ import annotations
-
 import json
 import signal
 

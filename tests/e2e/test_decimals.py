@@ -1,7 +1,5 @@
 """Decimals are released by every mechanism: in their own type, with the distribution of the table."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import numpy as np

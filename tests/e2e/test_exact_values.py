@@ -1,7 +1,5 @@
 """The ends of the range of every type come out as they went in, from every source, as kept and as private columns."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Growing tables: a series of releases, killed and resumed, repeated, copied and tampered with; what the ledger counts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

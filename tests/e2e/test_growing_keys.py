@@ -1,7 +1,5 @@
 """Rows that are delivered twice: found by their keys in whatever order, codec and file they come."""
 
-from __future__ import annotations
-
 import dask
 import numpy as np
 import pyarrow as pa

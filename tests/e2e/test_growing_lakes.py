@@ -1,7 +1,5 @@
 """Growing tables whose input is a Delta or Iceberg table: which files are new, and which changes are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A series is its released columns, channels and privacy: a column that is not released, another name and another place of the job do not end it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Growing tables whose releases are versions of a Delta or Iceberg table."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs whose reference is a noisy histogram: every row is released and covered, with noise drawn once."""
 
-from __future__ import annotations
-
 import math
 import re
 

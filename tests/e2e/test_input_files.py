@@ -1,7 +1,5 @@
 """Every row that lies there once is read once, and nothing is passed over without a word: through the command line."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Interval jobs: every released range is true, kept columns are the input's, there is no ε anywhere, and crashes change nothing."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import signal

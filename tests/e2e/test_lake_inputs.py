@@ -1,7 +1,5 @@
 """Jobs on hive folders, Delta and Iceberg tables: every role of a partition column, no deleted row, and one version for a whole run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Attacks on the ledger that once worked: copies of a run's folder, crashes in narrow gaps, units of two types, cheap refusals."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Jobs with a ledger: charged before any noise, once whatever happens, and refused before anything is drawn."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

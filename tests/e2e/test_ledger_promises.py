@@ -1,7 +1,5 @@
 """What a ledger promises whatever a caller does: whom no ε covers, one draw for one charge, and refusals that are no free questions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from hashlib import sha256

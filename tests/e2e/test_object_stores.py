@@ -1,7 +1,5 @@
 """Jobs whose tables lie in object stores: the same bytes as on the local disk, with credentials by reference and few requests."""
 
-from __future__ import annotations
-
 import dask
 import pyarrow as pa
 import pyarrow.parquet as pq

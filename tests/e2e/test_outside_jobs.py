@@ -1,7 +1,5 @@
 """Values outside their columns' domains, through whole jobs: what is released lies inside, and no exit code tells where they were."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import math

@@ -1,7 +1,5 @@
 """Under add-remove the number of rows is private: tables that differ by one row end alike, and an empty one is like any other."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """A public table is never the private one, however its path is written: its rows would be republished as a reference."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -18,8 +18,6 @@ Only this command writes the file; the tests never do. `--cards` also writes the
 of libraries, and their digests to a file of your choice, so that two versions' cards can be compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A ledger that is restored from a backup, and has lost releases: each run is refused until they are imported from their cards."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A run that is interrupted while rows are counted goes on from what its driver kept: the same bytes, and less to do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from e2e.helpers import HOLDOUT, MIXED_SCHEMA, digests, hidden, lake, run_here, write_job

@@ -1,7 +1,5 @@
 """The order of released rows: shuffled by default, kept on request, and what a place tells either way."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

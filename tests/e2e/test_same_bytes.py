@@ -1,7 +1,5 @@
 """One job, one seed: the same bytes on every scheduler, with any number of workers."""
 
-from __future__ import annotations
-
 import functools
 
 import dask

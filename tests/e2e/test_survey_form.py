@@ -1,7 +1,5 @@
 """The survey's form in headless Chromium: asked, answered, saved, ingested; drawn by the library's own distribution; sealed."""
 
-from __future__ import annotations
-
 import json
 import time
 

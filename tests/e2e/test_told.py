@@ -1,7 +1,5 @@
 """What a run tells the steward's terminal alone: there it stands, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What can be wrong with a DIP job along a tree, or odd, through the command line; and chains and trees of any form."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

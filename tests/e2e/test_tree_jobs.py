@@ -1,7 +1,5 @@
 """The reference `tree` end to end: its pairs, its price, kills, what its card, plan and audit say, bad input, and frames."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The privacy unit: of each user at most `max_rows` rows are released, the same ones however the lake is written."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 

@@ -1,7 +1,5 @@
 """Row groups that are large for a worker: many long texts, and very many columns."""
 
-from __future__ import annotations
-
 import dask
 import numpy as np
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Running tasks: failures that show no value, names that tell nothing, progress, and a cluster that goes away."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

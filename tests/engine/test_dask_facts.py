@@ -1,7 +1,5 @@
 """The five measured facts about Dask that the design rests on: if an upgrade changes one, it is seen here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The hold-out split."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Seals: the same for the same rows however they are cut, and another one for any other rows, columns, types or keys."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Some rows of a batch, of every type that Arrow selects and of those that it does not; and jobs that keep such columns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

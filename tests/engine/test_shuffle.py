@@ -1,7 +1,5 @@
 """The shuffle of a writing task: whole windows, however the rows are cut into batches."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`dpdask report`: scores are SDMetrics', stand between independent columns and a resample, and the page is confidential and harmless."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import sys

@@ -4,8 +4,6 @@
 to load compiled kernels is most of a small run), and answers with the exit code. No production code knows of it.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

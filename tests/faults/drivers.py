@@ -1,7 +1,5 @@
 """Processes that are forked from one that has imported dpdask, for the fixture `drivers` of conftest."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Once a release is published nothing fails: whatever cannot be tidied up is a warning, and the next run does it."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Workers that die while a job runs change no byte of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

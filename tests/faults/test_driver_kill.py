@@ -1,7 +1,5 @@
 """A driver killed at any stage leaves nothing visible, and a second run ends with the bytes of an undisturbed one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

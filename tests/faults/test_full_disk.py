@@ -1,7 +1,5 @@
 """A full disk ends in one line and exit code 75; with more space the run goes on to the same bytes."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import suppress
 

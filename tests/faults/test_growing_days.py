@@ -1,7 +1,5 @@
 """A table that grows by a file a day: days that are killed and resumed, or repeated, end with the bytes and the charges of quiet ones."""
 
-from __future__ import annotations
-
 import base64
 import signal
 

@@ -1,7 +1,5 @@
 """Drivers that are killed at each stage, for each mechanism and each output: the same bytes, one charge, nothing half-visible."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Daily releases of tables that somebody maintains: each kind of commit alone, and all of them in 30 days with a compaction and a vacuum every night."""
 
-from __future__ import annotations
-
 import signal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The run key: in no graph, readable by its owner alone, gone when the run is; and failures before noise leave nothing."""
 
-from __future__ import annotations
-
 import base64
 
 import cloudpickle

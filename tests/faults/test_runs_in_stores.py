@@ -1,7 +1,5 @@
 """Runs whose output is in a store: killed at any stage, raced for, taken over, resumed elsewhere; the key is never in the store."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

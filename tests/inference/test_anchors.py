@@ -1,7 +1,5 @@
 """Answers from anchors of a known distribution: averages without bias, and intervals that hold the truth and are not much wider than they need be."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Debiased estimates against the original column: unbiased, honest about their errors, exact without noise, and refused when lost."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 

@@ -1,7 +1,5 @@
 """Regression on ranges: the truth recovered where midpoints are biased, σ, rings and points, refusals, scikit-learn's own checks."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

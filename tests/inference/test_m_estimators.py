@@ -1,7 +1,5 @@
 """Weighted estimators against numpy, scikit-learn and statsmodels on the rows that the weights stand for; refusals; the bootstrap."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

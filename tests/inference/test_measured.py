@@ -1,7 +1,5 @@
 """Linear estimates from noisy counts: least squares against dense algebra, exact variances, intervals that cover, and answers without noise."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Averages of numbers by the channel of their ranks: the channel is the one that is drawn, and bounds hold for every distribution."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

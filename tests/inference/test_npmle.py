@@ -1,7 +1,5 @@
 """Distributions from released ranges: references, certificates, consistency, standard errors, coverage, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The table of two columns with noise of their own, also where the noise merges levels: its intervals hold, and follow how dependent the columns seem."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

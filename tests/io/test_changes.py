@@ -1,7 +1,5 @@
 """Which rows the commits of a table leave to release: each once, whatever was compacted, deleted or changed in between."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

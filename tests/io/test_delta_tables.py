@@ -1,7 +1,5 @@
 """Delta tables as input: one version's files, deleted rows, renamed columns, and what is refused. Real tables, written by deltalake."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Private files in a store: what they hold comes back, and their lengths tell no counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

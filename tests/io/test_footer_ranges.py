@@ -1,7 +1,5 @@
 """The ranges of row groups, as far as footers tell them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import random
 import re

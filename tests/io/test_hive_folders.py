@@ -1,7 +1,5 @@
 """Folders named `key=value`: their columns, types and nulls, what is refused, and that their values are never shown."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Iceberg tables as input: one snapshot's files, columns by field id, positional deletes, and what is refused. Real tables, written by pyiceberg."""
 
-from __future__ import annotations
-
 import datetime as dt
 import sys
 from pathlib import Path

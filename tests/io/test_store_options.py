@@ -1,7 +1,5 @@
 """A job's `storage:` block: options by protocol and bucket, with secrets named by environment variables and never written."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpdask.errors import SpecError

@@ -1,7 +1,5 @@
 """The audit of a job: every channel is sound, and one that is too weak is said to be."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """DIP as a mechanism of a job: what it refuses and promises, and the digests of jobs, which stay."""
 
-from __future__ import annotations
-
 import re
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Many runs at once: what is shown of the outputs in a folder and of a ledger, and what is swept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables with partition columns: each file holds one combination of values, other engines read and prune them, and kills change no byte."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 

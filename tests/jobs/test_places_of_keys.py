@@ -1,7 +1,5 @@
 """The keys of runs whose output is in a store must outlast the container that a driver runs in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a job publishes beside its shards: the card's name, issuer and place in the ledger; a page and metadata for each release."""
 
-from __future__ import annotations
-
 import json
 from unittest import mock
 

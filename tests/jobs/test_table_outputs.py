@@ -1,7 +1,5 @@
 """Releases as Delta and Iceberg tables: other engines read them, rows are added and replaced, and misfits are refused before any charge."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The rank noise's probabilities, case by case: what the draws of `kernels.rank` are compared with."""
 
-from __future__ import annotations
-
 import math
 
 

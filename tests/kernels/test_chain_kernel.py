@@ -1,7 +1,5 @@
 """The trie of records against brute force: its ranks, its way back, its cells, and how uniform its ranks are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

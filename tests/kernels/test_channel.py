@@ -1,7 +1,5 @@
 """The Laplace channel against integration, simulation and exact whole numbers."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction

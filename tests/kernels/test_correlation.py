@@ -1,7 +1,5 @@
 """The nearest correlation matrix against Higham's published example, his own algorithm and the optimality conditions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Quotas and decoding against their definitions, the argmax, and the best assignment there is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Weighted samples: merging, compressing within the stated error, and the continualised cdf."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What numba keeps of the kernels: nothing that was compiled with another version of any of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

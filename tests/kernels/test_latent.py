@@ -1,7 +1,5 @@
 """The latent normals against scipy's quantile, and their correlation against a product in double precision."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

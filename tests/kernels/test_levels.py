@@ -1,7 +1,5 @@
 """The codes of floats among few levels: evenly spaced or not, in any order, and what is no level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Contingency counts against pandas, over every way in which a pair is counted."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

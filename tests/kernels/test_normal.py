@@ -1,7 +1,5 @@
 """The bivariate normal against quadrature in 20 digits, its identities, and the correlation found back."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

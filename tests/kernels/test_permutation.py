@@ -1,7 +1,5 @@
 """Random permutations: exact against whole numbers, and uniform."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Raking weights to tables, and systematic sampling by them: against plain numpy, and with power in both directions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Random ranges against one-line oracles: anchors by numpy's interpolation, ranges by sorting."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The rank mechanism: its exact distribution, its invariance, and its reading of cdfs, against exact arithmetic and numpy."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction

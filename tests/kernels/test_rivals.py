@@ -1,7 +1,5 @@
 """The best and the second best level of each row, against numpy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Places inside cells: against scipy's normal distribution, and with power in both directions."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

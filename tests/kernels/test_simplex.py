@@ -1,7 +1,5 @@
 """The projection against its optimality conditions and a general solver."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Shrinkage, raking and mutual information of stacks of tables: what noise leaves, what structure keeps, in both directions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

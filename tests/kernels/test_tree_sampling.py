@@ -1,7 +1,5 @@
 """Draws that depend on a parent's released level, and the losses of their outcomes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Truncated moments against numerical integration, far tails included."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath as mp

@@ -1,7 +1,5 @@
 """The maximum likelihood masses against brute force: dense EM over all cells, a general solver, pooling and counting."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Real Delta and Iceberg tables, written by their own packages; deletion vectors are written as the protocol says."""
 
-from __future__ import annotations
-
 import json
 import struct
 import uuid

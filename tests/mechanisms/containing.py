@@ -1,7 +1,5 @@
 """Whether released ranges hold what they stand for."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

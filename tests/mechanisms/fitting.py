@@ -1,7 +1,5 @@
 """Fits a mechanism to a pandas frame as the engine does it, with noise from a seed."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from dpdask.engine.fit import fit

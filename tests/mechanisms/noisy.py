@@ -1,7 +1,5 @@
 """Noisy tables of small domains, with noise from a seed."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

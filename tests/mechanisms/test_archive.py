@@ -1,7 +1,5 @@
 """Whatever is kept as bytes comes back from them, as the same bytes again; anything else is refused in one line."""
 
-from __future__ import annotations
-
 import datetime as dt
 import gc
 import io

@@ -1,7 +1,5 @@
 """The card's envelope: one format for all mechanisms, the JSON Schema in the package, and one reader."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import math

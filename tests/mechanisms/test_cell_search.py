@@ -1,7 +1,5 @@
 """Cells of tables that are found under privacy: what is paid for them, what they are worth, and what a saved file of them may hold."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import math

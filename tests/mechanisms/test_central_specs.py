@@ -1,7 +1,5 @@
 """Copula, marginals and joint histogram: what may be asked for, and what is released of a frame."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The chain's distribution, exactly and drawn: it follows the reference in any order, loses no more than ε, and follows hold-out records."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 What is chosen is decided by noise that is paid for, and improves what pairs do not show.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF012 - a case is a class, and nobody changes what it holds
 
-from __future__ import annotations
-
 import pytest
 from e2e.helpers import charging_entries, refusing, run_here
 from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at

@@ -1,7 +1,5 @@
 """The copula from noisy tables to records: its margins, its tree, the other pairs, and raking."""
 
-from __future__ import annotations
-
 import itertools
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Believable tables from noisy ones: less error, one set of margins, no negative counts, a tree."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

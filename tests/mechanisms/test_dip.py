@@ -1,7 +1,5 @@
 """A fitted release on record batches: its epsilon, its streams, and what it leaves alone."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
 from fractions import Fraction

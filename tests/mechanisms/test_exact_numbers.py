@@ -1,7 +1,5 @@
 """Sensitivities by enumeration, shares, thresholds and weights in closed form: a change of any of them by a tenth fails here."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

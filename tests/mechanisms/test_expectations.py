@@ -1,7 +1,5 @@
 """What is said before a budget is spent: how much a row keeps, how large noise is, and what will drown."""
 
-from __future__ import annotations
-
 import math
 import re
 

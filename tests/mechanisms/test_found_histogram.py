@@ -1,7 +1,5 @@
 """A joint histogram whose cells are found under privacy: what is paid, how many cells there are, and what they are worth."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

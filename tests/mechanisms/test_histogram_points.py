@@ -1,7 +1,5 @@
 """The points that stand for cells: moments against integrals and one-line formulas, every kind of column, refusals."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Interval mechanisms: every range is true, tells nothing but itself, and is as wide as promised."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Interval-differential privacy: DIP's own draws in the column's numbers, then a range of them, which cannot cost more."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Interval designs: what may be written, what is refused, and that designed anchors meet their target."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from mechanisms.containing import held_by

@@ -1,7 +1,5 @@
 """The specification of `interval`: what construction refuses, in a job and in Python alike, and one release of a frame."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Noisy tables: the noise that a budget buys, the noise that is drawn, and what one row moves."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

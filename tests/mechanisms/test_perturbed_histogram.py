@@ -1,7 +1,5 @@
 """The perturbed histogram: its plan, the distribution of both paths, thresholds, what is said before, and what analysts get."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

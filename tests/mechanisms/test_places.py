@@ -1,7 +1,5 @@
 """Slopes of a copula's records: places inside cells follow the tables, and everything else stays as it was."""
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Rules between columns: records keep them, their tables come out better, contradictions are named, and other mechanisms refuse them."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import numpy as np

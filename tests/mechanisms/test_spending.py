@@ -1,7 +1,5 @@
 """How ε is spent: never more than promised, exactly; and what is accounted is what is drawn."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """DIP along a tree: the distribution of its pairs, the exact privacy loss of a row, its tables, its price, and what it refuses."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

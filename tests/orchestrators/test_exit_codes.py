@@ -1,7 +1,5 @@
 """What an orchestrator makes of an exit code: real `dpdask` processes, and no orchestrator."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

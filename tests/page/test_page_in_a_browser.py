@@ -1,7 +1,5 @@
 """The page of a release in headless Chromium: nothing runs, nothing is loaded, nothing overflows, and all texts can be read."""
 
-from __future__ import annotations
-
 import pytest
 from page.pages import parts, release, synthetic
 

@@ -1,7 +1,5 @@
 """Pages that are made from a card alone: of frames, saved releases and surveys; and what cards say of dates."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pandas as pd

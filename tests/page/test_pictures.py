@@ -1,7 +1,5 @@
 """Pictures of a page: their bars, texts and colours, whatever the labels hold."""
 
-from __future__ import annotations
-
 import base64
 from xml.etree import ElementTree as ET
 

@@ -1,7 +1,5 @@
 """The page of a release: what it says, that nothing in it runs or loads, and that it never fails a release."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What a page says in words: gains of an attacker, what a second release costs, and what a ledger leaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpdask.mechanisms.card import Card, find_guidance

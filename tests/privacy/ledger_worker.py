@@ -8,8 +8,6 @@ FOLDER/<phase>-<worker>; the program prints for each phase its exit statuses, it
 For pytest, it is also the plugin of the two ledger tests (PYTEST_DONT_REWRITE: they import it before it is one, and it asserts nothing).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -5,8 +5,6 @@ through, and how many seconds to wait for each answer. Writes, as JSON, what suc
 that up before the first attempt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import encodings.idna  # noqa: F401 - everything is imported before the switch: this user may not be allowed to read the environment
 import functools

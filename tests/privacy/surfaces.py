@@ -1,7 +1,5 @@
 """What a Dask cluster shows whoever may look at it: pages, logs, task streams, call stacks, events, errors, reports."""
 
-from __future__ import annotations
-
 import tempfile
 import urllib.request
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The accountant against exact sums, and against the numbers measured before the project began."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The audit: right mechanisms pass, mechanisms with half the noise are caught, and exact ε* agrees with brute force."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from decimal import Decimal

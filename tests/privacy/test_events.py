@@ -1,7 +1,5 @@
 """Events as JSON: what is written is read back, and what is not understood is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Another user may write beside an output, and gives the names of its hidden folders to other folders: nothing of theirs is used or removed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

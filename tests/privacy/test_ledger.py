@@ -1,7 +1,5 @@
 """The ledger, on SQLite and on PostgreSQL: what it charges, what it refuses, what it finds when another hand was in it."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

@@ -1,7 +1,5 @@
 """What a steward does to a ledger: other limits, lost releases, copies; on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
 

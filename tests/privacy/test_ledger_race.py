@@ -1,7 +1,5 @@
 """Six processes charge one budget at once, some of them killed: never overspent, none lost, the chain whole."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 

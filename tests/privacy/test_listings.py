@@ -1,7 +1,5 @@
 """What a store lists while a run is at work, names and sizes, is the same for neighbouring tables; names of random parts apart."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from itertools import product

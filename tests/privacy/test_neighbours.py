@@ -5,8 +5,6 @@ the run ended) that is far more likely on one than ε and δ allow fails the tes
 less in the slow version. So this finds exact leaks, as planted breaks show; noise of a wrong size is found by `test_neighbours_distributions.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pyarrow as pa

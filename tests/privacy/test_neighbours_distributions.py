@@ -5,8 +5,6 @@ hundreds of empty cells are. What one unit moves is seen by runs of both neighbo
 Too much noise fails as too little does.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

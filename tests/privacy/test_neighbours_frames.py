@@ -1,7 +1,5 @@
 """The public classes on tiny neighbouring frames: values, index, types, card, batches and refusals tell no more than the claim."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The noise that is really drawn, against its exact distribution: too little fails, too much fails, and the secure and the keyed agree."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

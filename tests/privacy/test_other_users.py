@@ -3,8 +3,6 @@
 The same attempts succeed on a cluster without TLS, so they could have succeeded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Exact sums, rounded against the releaser."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

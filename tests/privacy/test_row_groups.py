@@ -1,7 +1,5 @@
 """Row groups tell nothing of private values: where batches, windows and row groups end depends on what is released alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv

@@ -1,7 +1,5 @@
 """The selection of keys: its threshold against exact sums, and its price against an enumeration of everything that it tells."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Series in the ledger: what goes on with one costs nothing for a row; whatever else comes is charged in full."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

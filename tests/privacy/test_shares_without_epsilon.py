@@ -1,7 +1,5 @@
 """Which share of a dataset's rows has no ε in some release, from the events that a ledger holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpdask.errors import SpecError

@@ -3,8 +3,6 @@
 A task that carries the same values in its name, its arguments and its error is found by the same search, on every surface.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import struct

@@ -1,7 +1,5 @@
 """Counts on a fine public grid, level by level: the grid, its sensitivity, and what the noisy counts are worth."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from dataclasses import replace

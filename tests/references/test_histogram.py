@@ -1,7 +1,5 @@
 """The histogram reference: public cells, exact counts, brute-forced sensitivity, noise as accounted, and a distribution at the end."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

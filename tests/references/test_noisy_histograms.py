@@ -1,7 +1,5 @@
 """The noisy histograms that a run keeps are refused when they are another run's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

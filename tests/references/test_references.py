@@ -1,7 +1,5 @@
 """References from statistics and from declarations, and every refusal."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import numpy as np

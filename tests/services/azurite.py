@@ -1,7 +1,5 @@
 """A server of Azure's blob storage: azurite, from npm, on PATH or named by DPDASK_TEST_AZURITE."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

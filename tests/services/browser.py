@@ -1,7 +1,5 @@
 """A headless Chromium for tests that look at pages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

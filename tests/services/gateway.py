@@ -1,7 +1,5 @@
 """A real Dask Gateway server on this machine, whose clusters are processes of this user."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """What an API server of Kubernetes answers about DaskClusters, from memory: no real one can be had without a container engine. No operator acts on them."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A real S3 server, Ceph's gateway over one store in memory, on the loopback: packages ceph-mon, ceph-osd, radosgw and ceph-common of Debian."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

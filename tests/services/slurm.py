@@ -1,7 +1,5 @@
 """A real SLURM on this machine: one controller and two virtual nodes, which a fixture starts and stops."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -4,8 +4,6 @@
 also because its process was killed, counts as gone, so nothing is left behind.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Counts rows of words into records."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpdask.kernels.hashing import leading_zeros

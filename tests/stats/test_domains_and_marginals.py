@@ -1,7 +1,5 @@
 """MarginalCounts of code matrices against pandas, their merge laws, and what they refuse."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

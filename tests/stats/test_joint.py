@@ -1,7 +1,5 @@
 """Joint counts against np.unique, their laws, and what one row moves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

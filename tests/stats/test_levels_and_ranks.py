@@ -1,7 +1,5 @@
 """Statistics of batches against numpy, their merge laws, and the rank error of a merged tree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The order of a column's values: what it says, and the laws of merging it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 

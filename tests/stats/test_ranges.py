@@ -1,7 +1,5 @@
 """Counts of ranges on a grid: rounding keeps containment, merge laws, grids, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Distinct records: the merge laws, and a subsample that no partition and no order of merging changes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A command does its work, and ends as the work does, whatever becomes of the streams that it prints to: real processes."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

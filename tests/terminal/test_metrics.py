@@ -1,7 +1,5 @@
 """The metrics of a run, as Prometheus' own parser reads them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
