@@ -146,12 +146,7 @@ def rides():
 
 # ---- the shelf
 
-TABLES = {
-    "homes": homes,
-    "few homes": lambda: homes(5_000),
-    "levels": levels,
-    "rides": rides,
-}
+TABLES = {"homes": homes, "few homes": lambda: homes(5_000), "levels": levels, "rides": rides}
 UNIFORM = {"kind": "known", "columns": {"price": {"name": "uniform", "loc": 0.0, "scale": 200.0}}}
 CASE1 = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 120}}
 

@@ -66,9 +66,7 @@ def decoded(codec, encoded):
     suppress_health_check=list(HealthCheck),
 )
 @given(mixed_tables())
-def test_what_a_schema_accepts_comes_back_unchanged_and_everything_else_is_refused(
-    case,
-):
+def test_what_a_schema_accepts_comes_back_unchanged_and_everything_else_is_refused(case):
     released = case.schema.select_released(case.table.schema)
     assert released.names == [name for name in case.table.column_names if name != "dropped"]
     for name, column in case.columns.items():
@@ -287,13 +285,7 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
         ),
         *(
             (type_, {}, str(type_))
-            for type_ in (
-                TEXT,
-                pa.bool_(),
-                pa.binary(),
-                pa.time64("us"),
-                pa.duration("s"),
-            )
+            for type_ in (TEXT, pa.bool_(), pa.binary(), pa.time64("us"), pa.duration("s"))
         ),
         (DAY, {"bounds": (0, 10), "atoms": [DATES[0]]}, ""),
         *(

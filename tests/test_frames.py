@@ -262,11 +262,7 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(schema, table):
     ],
 )
 def test_wrong_parameters_are_refused(schema, changes, message):
-    right = {
-        "schema": schema,
-        "epsilon": 1.0,
-        "reference": dpdask.Holdout(fraction=0.25),
-    }
+    right = {"schema": schema, "epsilon": 1.0, "reference": dpdask.Holdout(fraction=0.25)}
     with pytest.raises(dpdask.SpecError, match=message):
         dpdask.DIP(**{**right, **changes})  # type: ignore[arg-type]  # wrong on purpose
 

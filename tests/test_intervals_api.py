@@ -235,10 +235,7 @@ def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_li
 def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_bytes(design, says):
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     perturbed = design["design"] == "interval-differential"
-    assert (document.protected, document.unprotected) == (
-        BY_EPSILON if perturbed else WHERE,
-        says,
-    )
+    assert (document.protected, document.unprotected) == (BY_EPSILON if perturbed else WHERE, says)
     if (
         perturbed
     ):  # whose release needs fitted channels: tests/mechanisms/test_interval_differential.py

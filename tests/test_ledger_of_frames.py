@@ -258,12 +258,7 @@ def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError, dpdask.TemporaryError])
-def test_any_failure_leaves_no_key(
-    failure,
-    place,
-    tmp_path,
-    monkeypatch,
-):
+def test_any_failure_leaves_no_key(failure, place, tmp_path, monkeypatch):
     """The noise may have been drawn, so the run stays charged, but where our own error says that none was."""
 
     def failing(*_, **__):

@@ -116,12 +116,7 @@ def seeded(monkeypatch, seed):
     monkeypatch.setattr(apply, "randbelow", random.Random(seed).randrange)
 
 
-def assert_draws_exactly(
-    monkeypatch,
-    weights,
-    outcomes,
-    draw,
-):
+def assert_draws_exactly(monkeypatch, weights, outcomes, draw):
     """Check the outcome of the first and the last number of every outcome: as it never falls with the number, its law is the weights'."""
     assert sum(weights) == 2**63
     for weight, last, outcome in zip(weights, accumulate(weights), outcomes, strict=True):

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.movielens.recommender import Table as Ratings
-from pipelines.papers.dip import (
-    summary,
-    table2,
-    table4,
-    table5,
-    table6,
-    table7,
-    table8,
-    table9,
-)
+from pipelines.papers.dip import summary, table2, table4, table5, table6, table7, table8, table9
 from pipelines.papers.dip.common import Cell, Row, Table, published
 
 pytestmark = pytest.mark.more

@@ -89,11 +89,7 @@ MARGINALS = [
     {"cliques": "x"},
     {"weights": [1.0]},
 ]
-COPULA = [
-    *COUNTS,
-    {"weights": {"one_way": -1.0, "two_way": 1.0}},
-    {"measured_again": "most"},
-]
+COPULA = [*COUNTS, {"weights": {"one_way": -1.0, "two_way": 1.0}}, {"measured_again": "most"}]
 INTERVAL = [
     {"columns": {}},
     {"columns": {"x": RANGES["x"]}},

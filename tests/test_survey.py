@@ -72,14 +72,7 @@ def schema(type_="int64", **more):
     return dpdask.Schema.from_dict({"columns": {"income": column}})
 
 
-def survey(
-    design,
-    *,
-    seed=3,
-    wording=WORDING,
-    columns=None,
-    **more,
-):
+def survey(design, *, seed=3, wording=WORDING, columns=None, **more):
     seed = None if design["design"] == "progressive" else seed
     return Survey(
         columns or schema(),
@@ -334,12 +327,7 @@ def test_anchors_that_say_nothing_once_rounded_are_refused(anchors, more, say_so
 
 CASE1 = BEFOREHAND["case1"]
 KEPT = dpdask.Schema.from_dict(
-    {
-        "columns": {
-            "id": {"role": "keep"},
-            "income": {"role": "privatise", "kind": "continuous"},
-        }
-    }
+    {"columns": {"id": {"role": "keep"}, "income": {"role": "privatise", "kind": "continuous"}}}
 )
 DECIMALS = {"income": {"of": "x", "decimals": 2}}
 LEAST = {"design": "case1", "at_least": 0.2, "reference": INCOME}

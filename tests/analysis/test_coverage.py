@@ -145,11 +145,7 @@ def tables(tmp_path_factory):
 )
 def test_planted_errors_are_found(tables, planted, question, wrong):
     [cell] = coverage.simulate(
-        "marginals 20",
-        coverage.table("sparse"),
-        tables,
-        only=[question],
-        plant=PLANTED[planted],
+        "marginals 20", coverage.table("sparse"), tables, only=[question], plant=PLANTED[planted]
     )
     assert re.fullmatch(wrong and f".*{wrong}.*", judge(cell)), cell
 

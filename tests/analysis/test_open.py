@@ -636,12 +636,7 @@ def test_tables_show_ends_and_limits_and_an_error_of_zero_is_not_known():
     assert "2026-03-02" in dated._repr_html_()
 
 
-def test_the_documentation_runs(
-    shelf,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
+def test_the_documentation_runs(shelf, tmp_path, monkeypatch, capsys):
     """Every block of the page runs, one after the other, on releases of these names."""
     (tmp_path / "out").mkdir()
     for end, name in {
@@ -773,10 +768,7 @@ def test_numbers_are_answered_by_the_channel_of_their_ranks(tmp_path, kind, chan
         tmp_path / "public.parquet"
     )
     bounds = {"bounds": [0.0, 100.0], "nulls": "level"}
-    schema = {
-        "group": {"role": "keep"},
-        "x": {"role": "privatise", "kind": "continuous", **bounds},
-    }
+    schema = {"group": {"role": "keep"}, "x": {"role": "privatise", "kind": "continuous", **bounds}}
     mechanism = {"kind": "dip", "channel": channel, "reference": {"kind": kind, **references[kind]}}
     privacy = {"epsilon": 2.0, "delta": 0, "adjacency": "replace-one"}
     job = write_job(

@@ -156,10 +156,7 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path):
             withdraw_key(RUN)
             assert [
                 client.get_metadata([f"dpdask-key-{name}"], None) for name in (RUN, BOUNDS)
-            ] == [
-                None,
-                None,
-            ]
+            ] == [None, None]
             assert list(client.run(held).values()) == [[]]
             with pytest.raises(
                 TemporaryError, match="a process cannot get the key of the run; run again to resume"

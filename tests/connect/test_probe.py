@@ -68,13 +68,7 @@ def wait_for(address, workers):
         client.wait_for_workers(workers, timeout=120)
 
 
-def refused(
-    job,
-    folder,
-    address,
-    source,
-    run=call_cli,
-):
+def refused(job, folder, address, source, run=call_cli):
     """Run a job with a ledger on a scheduler; return its exit code and its line, after checking that nothing was charged or left."""
     url = f"sqlite:///{folder}/ledger.db"
     assert (

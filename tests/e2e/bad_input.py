@@ -133,14 +133,7 @@ def table(n_rows=N_ROWS, seed=1, **changed):
     return pa.table({name: values for name, values in columns.items() if values is not None})
 
 
-def job(
-    folder,
-    parts=None,
-    *words,
-    columns=COLUMNS,
-    verb="run",
-    **changed,
-):
+def job(folder, parts=None, *words, columns=COLUMNS, verb="run", **changed):
     """Write a job, its schema and its table, and return the words that run it. `a__b=c` changes the job's key a.b."""
     if parts is None:
         parts = {"part-0.parquet": table(), "part-1.parquet": table(seed=2)}

@@ -92,15 +92,7 @@ def mixed_table(n_rows, rng, schema=MIXED_SCHEMA):
     return pa.table({name: columns[name] for name in schema})
 
 
-def lake(
-    folder,
-    rows,
-    *,
-    row_group=400,
-    schema=MIXED_SCHEMA,
-    seed=1,
-    csv=False,
-):
+def lake(folder, rows, *, row_group=400, schema=MIXED_SCHEMA, seed=1, csv=False):
     """Write one file per entry of `rows`, its row groups of `row_group` rows."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -113,14 +105,7 @@ def lake(
     return folder
 
 
-def write_job(
-    folder,
-    input_,
-    output,
-    *,
-    schema=MIXED_SCHEMA,
-    **changes,
-):
+def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, **changes):
     """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {
@@ -295,12 +280,7 @@ def join(parts):
     return [each for part in parts for each in part]
 
 
-def run_each(
-    stage,
-    function,
-    arguments,
-    progress=None,
-):
+def run_each(stage, function, arguments, progress=None):
     """Return what a function returns for each argument, computed by tasks."""
     made = make_stage(stage, apply, [(argument,) for argument in arguments], function, join)
     return join([part for parts in run_stage(made, progress) for part in parts])

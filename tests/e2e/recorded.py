@@ -185,10 +185,7 @@ PERTURBED = {
 }
 
 CHAIN = {"kind": "chain", "fraction": 0.25}
-TREE = {
-    "kind": "tree",
-    "bins": {"price": 6, "age": 5, "amount": [0.0, 20.0, 60.0], "day": 4},
-}
+TREE = {"kind": "tree", "bins": {"price": 6, "age": 5, "amount": [0.0, 20.0, 60.0], "day": 4}}
 CLIQUES = [["rating"], ["genre", "rating"], ["amount", "age", "flag"]]
 
 # what each job changes in the job of `write_job`; `input` is parquet if it is not given

@@ -98,14 +98,7 @@ def balance(url):
 @pytest.mark.parametrize(
     "reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"]
 )
-def test_it_is_charged_before_anything_is_drawn(
-    reference,
-    tmp_path,
-    source,
-    out,
-    url,
-    monkeypatch,
-):
+def test_it_is_charged_before_anything_is_drawn(reference, tmp_path, source, out, url, monkeypatch):
     seen = []
 
     def watched(owner, name):
@@ -279,13 +272,7 @@ def test_a_tampered_ledger_releases_nothing(job, out, url, drivers):
     ids=["once", "growing"],
 )
 def test_no_key_waits_beside_a_release_for_the_ledger(
-    reference,
-    growing,
-    tmp_path,
-    source,
-    out,
-    url,
-    monkeypatch,
+    reference, growing, tmp_path, source, out, url, monkeypatch
 ):
     job = written(
         tmp_path,

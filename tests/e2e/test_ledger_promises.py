@@ -96,12 +96,7 @@ def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path, source, url):
 
 def test_another_dataset_and_no_dataset_hold_out_other_rows(tmp_path, source, url):
     ledger(url).init("other", 10.0)
-    places = [
-        {"url": url, "dataset": "people"},
-        {"url": url, "dataset": "other"},
-        None,
-        None,
-    ]
+    places = [{"url": url, "dataset": "people"}, {"url": url, "dataset": "other"}, None, None]
     found = []
     for number, place in enumerate(places):
         run_here(

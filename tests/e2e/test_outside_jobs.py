@@ -274,13 +274,7 @@ SURE = {"epsilon": 15.0}
 SURE_COPULA = {"epsilon": 40.0, "delta": 1e-9}
 
 
-def write_ends(
-    folder,
-    values,
-    declared,
-    mechanism,
-    privacy,
-):
+def write_ends(folder, values, declared, mechanism, privacy):
     path = write(folder, mechanism, privacy=privacy)
     for old in (folder / "in").iterdir():
         old.unlink()

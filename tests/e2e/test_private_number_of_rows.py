@@ -49,15 +49,7 @@ def rows(n):
     )
 
 
-def write(
-    folder,
-    table,
-    mechanism,
-    *,
-    delta=0.0,
-    unit="row",
-    epsilon=1.0,
-):
+def write(folder, table, mechanism, *, delta=0.0, unit="row", epsilon=1.0):
     folder.mkdir(parents=True)
     pq.write_table(table, folder / "t.parquet")
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": COLUMNS}))

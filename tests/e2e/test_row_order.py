@@ -117,14 +117,7 @@ def in_order(table):
     return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True), key=repr)
 
 
-def incomes(
-    folder,
-    rows=ROWS,
-    *,
-    row_group=None,
-    numbered=False,
-    sort=True,
-):
+def incomes(folder, rows=ROWS, *, row_group=None, numbered=False, sort=True):
     """Write a table that lies sorted by its private column; the rows' ids say nothing of their place, unless they number it."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)

@@ -123,14 +123,7 @@ def test_threads(case, lakes, expected, tmp_path):
     assert digests(tmp_path / "out") == expected(*case)
 
 
-def check_on(
-    cluster,
-    workers,
-    cases,
-    lakes,
-    expected,
-    folder,
-):
+def check_on(cluster, workers, cases, lakes, expected, folder):
     with Client(cluster) as client:
         client.wait_for_workers(workers)
         for case in cases:

@@ -189,12 +189,7 @@ def test_respondents_choose_their_own_tau(seeded, tmp_path):
     assert not is_shown(seeded, "back")
 
 
-def narrowed(
-    browser,
-    values,
-    source="narrowing.draw(asked)",
-    **more,
-):
+def narrowed(browser, values, source="narrowing.draw(asked)", **more):
     """The ranges of values whose owners answer every question that the page asks; infinite ends do not travel as JSON."""
     script = """
     const [values, shares, changed] = arguments;

@@ -16,10 +16,7 @@ PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
 
 @pytest.fixture(scope="module")
 def small_worker():
-    options = {
-        "dashboard_address": "127.0.0.1:0",
-        "scheduler_kwargs": {"dashboard": False},
-    }
+    options = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     options |= {"host": "127.0.0.1", "memory_limit": "1GiB"}
     spawned = dask.config.set(
         {"distributed.worker.multiprocessing-method": "spawn"}

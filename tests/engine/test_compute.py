@@ -108,13 +108,7 @@ def everything(error):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_an_unforeseen_failure_is_told_by_type_and_place(
-    name,
-    cluster,
-    tmp_path,
-    capfd,
-    caplog,
-):
+def test_an_unforeseen_failure_is_told_by_type_and_place(name, cluster, tmp_path, capfd, caplog):
     with pytest.raises(
         pa.ArrowInvalid, match=SECRET
     ):  # Arrow quotes the value, or this would prove nothing
@@ -354,9 +348,7 @@ def test_worker_logs_hold_no_private_count(cluster, tmp_path, capfd):
     assert "n_released" not in logs
 
 
-def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(
-    monkeypatch,
-):
+def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch):
     monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
     monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
     options = {

@@ -93,9 +93,7 @@ def test_batches_are_branches_of_one_tree(n_leaves, monkeypatch):
             assert fold_stage(n_leaves) == expected
 
 
-def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
-    monkeypatch,
-):
+def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch):
     monkeypatch.setattr(cluster, "WINDOW", 200)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
     running = []

@@ -174,9 +174,7 @@ def test_categories_in_another_order_are_the_same_values():
         assert kept(column) != kept(pd.Series(KEPT[name]))
 
 
-def test_columns_of_periods_intervals_and_categories_take_no_python_objects(
-    monkeypatch,
-):
+def test_columns_of_periods_intervals_and_categories_take_no_python_objects(monkeypatch):
     monkeypatch.setattr(pd.util, "hash_array", None)  # which goes value by value
     for name in (
         "period",

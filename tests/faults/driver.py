@@ -97,15 +97,7 @@ STRIKES = {
 }
 
 
-def at(
-    owner,
-    name,
-    strike,
-    *,
-    after=True,
-    nth=1,
-    when=lambda *_: True,
-):
+def at(owner, name, strike, *, after=True, nth=1, when=lambda *_: True):
     """Strike before or after the n-th call of a function whose arguments fit."""
     function, calls = getattr(owner, name), [0]
 

@@ -55,13 +55,7 @@ class Drivers:
             line for line in (ended.stdout + ended.stderr).splitlines() if not line.startswith("{")
         )
 
-    def run(
-        self,
-        *arguments,
-        point=None,
-        strike="kill",
-        environment=None,
-    ):
+    def run(self, *arguments, point=None, strike="kill", environment=None):
         self.start(*arguments, point=point, strike=strike, environment=environment)
         return self.wait()
 
@@ -70,13 +64,7 @@ class Drivers:
         self.start(*arguments, environment=environment, cwd=cwd)
         return self._end()
 
-    def python(
-        self,
-        program,
-        *arguments,
-        environment=None,
-        cwd=None,
-    ):
+    def python(self, program, *arguments, environment=None, cwd=None):
         """Run a program, as `python -c` would where everything is imported already."""
         self.start(*arguments, program=program, environment=environment, cwd=cwd)
         return self._end()

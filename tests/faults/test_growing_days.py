@@ -38,14 +38,7 @@ def test_drivers_race_for_a_day(drivers, tmp_path, url):
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ledger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_days_in_a_store(
-    ledger,
-    output,
-    open_store,
-    drivers,
-    tmp_path,
-    url,
-    seeded_ledgers,
-    monkeypatch,
+    ledger, output, open_store, drivers, tmp_path, url, seeded_ledgers, monkeypatch
 ):
     """On a versioned bucket; the fitted release of the hold-out and the keys are never in it as they are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

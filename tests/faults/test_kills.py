@@ -123,15 +123,7 @@ def quiet(source, tmp_path_factory):
 class Run:
     """A job with a ledger, where its output is, and the drivers that run it."""
 
-    def __init__(
-        self,
-        mechanism,
-        output,
-        store,
-        source,
-        folder,
-        drivers,
-    ):
+    def __init__(self, mechanism, output, store, source, folder, drivers):
         self.output, self.store, self.folder, self._drivers = output, store, store.folder, drivers
         self.ledger = {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"}
         open_ledger(self.ledger["url"]).init("people", 30.0)
@@ -207,13 +199,7 @@ class Run:
 
 
 @pytest.fixture
-def start(
-    open_store,
-    source,
-    drivers,
-    tmp_path,
-    monkeypatch,
-):
+def start(open_store, source, drivers, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     opened = []
 
@@ -281,8 +267,7 @@ def terminations():
 
 @pytest.mark.matrix("SIGTERM", "{output}, {strike}")
 @pytest.mark.parametrize(
-    "strike",
-    ["terminate", pytest.param("terminate again and again", marks=pytest.mark.more)],
+    "strike", ["terminate", pytest.param("terminate again and again", marks=pytest.mark.more)]
 )
 @pytest.mark.parametrize(("output", "point"), terminations())
 def test_a_terminated_run_cleans_up_and_goes_on_to_the_same_bytes_at_one_charge(

@@ -270,15 +270,7 @@ def quiet(source, tmp_path_factory):
     ],
 )
 def test_a_fault_changes_no_byte(
-    fault,
-    name,
-    format_,
-    open_store,
-    drivers,
-    source,
-    quiet,
-    tmp_path,
-    monkeypatch,
+    fault, name, format_, open_store, drivers, source, quiet, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(storage, "_FIRST_WAIT_SECONDS", 0.05)

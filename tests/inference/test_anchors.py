@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpdask.inference.anchors import (
-    Anchors,
-    Moment,
-    Survival,
-    average,
-    score,
-    slopes,
-)
+from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
 
 INF = np.inf
 UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 200.0}
@@ -86,11 +79,7 @@ def test_means_of_clipped_values_and_of_squares_have_no_bias(design, whole):
     y = np.round(y) if whole else y
     lower, upper = draw_ranges(y, anchors, rng, whole=whole)
     means = []
-    for moment in (
-        Moment(*BOUNDS),
-        Moment(30.5, 80.0),
-        Moment(*BOUNDS, power=2, centre=60.0),
-    ):
+    for moment in (Moment(*BOUNDS), Moment(30.5, 80.0), Moment(*BOUNDS, power=2, centre=60.0)):
         for scores in (
             score(anchors, lower, upper, BOUNDS, moment),
             Survival.of_ranges(anchors, lower[:50], upper[:50], BOUNDS, moment[:2]).scores(

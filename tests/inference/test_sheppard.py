@@ -77,9 +77,7 @@ def test_the_size_of_the_correction_is_a_twelfth_of_the_squared_width(table):
         assert abs(least_squares(changed)[1] / true - 1) > 0.008
 
 
-def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(
-    table,
-):
+def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(table):
     rng = np.random.default_rng(4)
     given = pd.DataFrame(
         {

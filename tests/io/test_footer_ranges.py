@@ -106,9 +106,7 @@ def test_footers_are_read_only_while_a_column_is_needed(tmp_path, monkeypatch):
     read = []
     footer = parquet.footer
     monkeypatch.setattr(
-        parquet,
-        "footer",
-        lambda url, name, size: (read.append(name), footer(url, name, size))[1],
+        parquet, "footer", lambda url, name, size: (read.append(name), footer(url, name, size))[1]
     )
     assert row_group_ranges(given, ["whole", "text"], lambda found: len(found) < 4) == {}
     assert sorted(read) == [f"part-{number}.parquet" for number in range(4)]

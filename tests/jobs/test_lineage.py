@@ -162,11 +162,7 @@ def test_columns_are_traced_to_their_origins(tmp_path, file):
                 },
                 [joined, ("userId", "INDIRECT", "FILTER", True)],
             ),
-            (
-                {"mechanism": {"kind": "histogram"}, "schema": counted},
-                None,
-                [joined],
-            ),
+            ({"mechanism": {"kind": "histogram"}, "schema": counted}, None, [joined]),
         ]
     ):
         job = write_job(

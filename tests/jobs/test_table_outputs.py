@@ -77,14 +77,7 @@ def ledger_of(tmp_path):
     return {"url": url, "dataset": "ratings"}
 
 
-def write_iceberg(
-    folder,
-    source,
-    out,
-    place,
-    mode="error",
-    **changes,
-):
+def write_iceberg(folder, source, out, place, mode="error", **changes):
     return write_job(
         folder,
         source,

@@ -322,13 +322,7 @@ class MechanismContract:
             )
         return folder, place
 
-    def resume(
-        self,
-        whole,
-        out,
-        killed,
-        between=lambda: None,
-    ):
+    def resume(self, whole, out, killed, between=lambda: None):
         """Kill a run, go on, and expect the bytes of the whole run at one charge."""
         folder, place = whole
         job, before = (

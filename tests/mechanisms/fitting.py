@@ -11,12 +11,7 @@ from dpdask.streams import RunKey
 KEY = RunKey.insecure(3)
 
 
-def fit_frame(
-    mechanism,
-    frame,
-    folder,
-    charge=lambda: None,
-):
+def fit_frame(mechanism, frame, folder, charge=lambda: None):
     """What the barrier left, and the release as a worker reads it."""
     folder.mkdir(exist_ok=True)
     secrets = Folder(str(folder))

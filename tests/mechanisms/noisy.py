@@ -36,17 +36,7 @@ def counts_of(domain, codes, **options):
     )
 
 
-def noisy_of(
-    domain,
-    codes,
-    sigma,
-    *,
-    name="noise",
-    public=True,
-    one_way=True,
-    pairs=True,
-    **more,
-):
+def noisy_of(domain, codes, sigma, *, name="noise", public=True, one_way=True, pairs=True, **more):
     """Return tables with Gaussian noise of one σ."""
     n = domain.n_attributes
     planned = MarginalNoise(

@@ -575,9 +575,7 @@ def test_the_mechanism_names_the_class_of_its_release(name, reference):
             load(folder := new_folder(), keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)
 
 
-def test_a_machine_without_memory_is_not_taken_for_another_file(
-    monkeypatch,
-):
+def test_a_machine_without_memory_is_not_taken_for_another_file(monkeypatch):
     """Who was told to abort and begin again would pay twice."""
     data = made("dip").to_bytes()
     for error in (MemoryError, pa.ArrowMemoryError):

@@ -56,13 +56,7 @@ def card(*given, **named):
     return json.loads(raw(*given, **named))
 
 
-def raw(
-    reference=HOLDOUT,
-    epsilon=1.0,
-    insecure=False,
-    release=None,
-    unit="row",
-):
+def raw(reference=HOLDOUT, epsilon=1.0, insecure=False, release=None, unit="row"):
     mechanism = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=epsilon, unit=unit))
     if release is None:
         release = fit_dip(

@@ -346,9 +346,7 @@ def test_the_card_tells_what_is_written(tmp_path, output):
         assert (part["output"], part["records"], part["points"]) == said
 
 
-def test_nothing_to_sample_is_refused_only_where_the_number_of_rows_is_public(
-    tmp_path,
-):
+def test_nothing_to_sample_is_refused_only_where_the_number_of_rows_is_public(tmp_path):
     spec = {"bins": 4, "output": "rows", "factor": 1e6}
     with pytest.raises(SpecError, match=r"no cell has a positive weight.*; lower `bins`"):
         fit_frame(mechanism("histogram", **spec), table(), tmp_path / "public")

@@ -35,12 +35,7 @@ def line(name):
     return ValueCodec(name=name, type=pa.float64(), bounds=None, atoms=(), nulls=False)
 
 
-def records_of(
-    columns,
-    codecs,
-    counts=None,
-    by=None,
-):
+def records_of(columns, codecs, counts=None, by=None):
     """The records of some columns, each row `counts` times, all of one grade."""
     keys = [
         numbers(codecs[name], pa.array(column)).view(np.uint64) for name, column in columns.items()
@@ -57,13 +52,7 @@ def records_of(
     )
 
 
-def fitted(
-    records,
-    codecs,
-    epsilon=1.0,
-    channel="optimal",
-    **options,
-):
+def fitted(records, codecs, epsilon=1.0, channel="optimal", **options):
     options = {"order": tuple(codecs), **options}
     return fit_chain(records, codecs, dict.fromkeys(codecs, epsilon), channel, **options)
 
@@ -254,13 +243,7 @@ def usual_release():
     return mixed_release()
 
 
-def released(
-    batch,
-    release=None,
-    key=KEY,
-    fragment="f",
-    cuts=(),
-):
+def released(batch, release=None, key=KEY, fragment="f", cuts=()):
     release = release or usual_release()
     rngs = release.streams(key, fragment)
     edges = [0, *cuts, batch.num_rows]

@@ -288,9 +288,7 @@ def triples_of(codes):
     return MarginalCounts.of_codes(DOMAIN, np.ascontiguousarray(codes), TRIPLES, two_way=False)
 
 
-def test_no_neighbour_changes_the_scores_by_more_than_is_paid_for_and_some_by_as_much(
-    monkeypatch,
-):
+def test_no_neighbour_changes_the_scores_by_more_than_is_paid_for_and_some_by_as_much(monkeypatch):
     """Rows that are added, removed or replaced: the very scores that are drawn, and their price."""
     codes, seen = parity(40), []
     first = searched(codes)
@@ -340,9 +338,7 @@ def test_candidates_are_small_public_tables_and_no_more_than_are_paid_for():
 
 
 @pytest.mark.parametrize("target", [None, "c7"])
-def test_two_thousand_columns_have_candidates_and_not_the_first_columns_alone(
-    target,
-):
+def test_two_thousand_columns_have_candidates_and_not_the_first_columns_alone(target):
     names = tuple(f"c{place}" for place in range(2000))
     found = list_candidates(Domain(names=names, sizes=(2,) * 2000), target)
     assert len(found) == MOST_CANDIDATES

@@ -60,11 +60,7 @@ class _TwoRounds(MechanismContract):
     @pytest.mark.usefixtures("seeded_ledgers")
     @pytest.mark.parametrize("kept", ["noisy.npz", "noisy-1.npz"])
     def test_a_run_that_is_killed_between_its_rounds_draws_neither_again(
-        self,
-        kept,
-        whole,
-        tmp_path,
-        monkeypatch,
+        self, kept, whole, tmp_path, monkeypatch
     ):
         def forbid():
             for module in (cell_search, noise) if kept == "noisy-1.npz" else (cell_search,):

@@ -280,9 +280,7 @@ def test_the_copulas_own_records_are_there_by_name_and_without_two_way_tables():
         assert model.draw(10, keyed("draw")).shape == (len(codes), 10)
 
 
-def test_many_tables_are_raked_where_the_copula_misses_most(
-    monkeypatch,
-):
+def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch):
     noisy, model = looped()
     assert model.targets is not None
     assert len(model.targets.tables) == 15

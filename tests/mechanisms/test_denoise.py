@@ -63,13 +63,7 @@ KINDS = [{}, {}, {"one_way": False}, {"pairs": False}]
     seed=st.integers(0, 99),
 )
 def test_counts_are_non_negative_and_sum_to_the_rows_and_every_pair_is_there_once(
-    sizes,
-    n,
-    sigma,
-    public,
-    options,
-    kinds,
-    seed,
+    sizes, n, sigma, public, options, kinds, seed
 ):
     if len(sizes) == 1:
         kinds = {}

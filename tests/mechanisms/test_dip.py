@@ -76,13 +76,7 @@ def fitted():
     return fit_dip(reference(BATCH, CODECS), CODECS, EPSILONS)
 
 
-def randomised(
-    batch,
-    key=KEY,
-    fragment="f",
-    sizes=(),
-    release=None,
-):
+def randomised(batch, key=KEY, fragment="f", sizes=(), release=None):
     """Return a fragment's release, its rows handed over in chunks of the given sizes and then the rest."""
     release = release or fitted()
     rngs = release.streams(key, fragment)

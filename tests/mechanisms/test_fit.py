@@ -72,9 +72,7 @@ def test_every_channel_keeps_every_kind_of_distribution(table, channel):
     assert release.card["mechanism"]["channel"] == channel
 
 
-def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
-    table,
-):
+def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(table):
     _, laplace = fitted(table, "laplace")
     _, calibrated = fitted(table, "laplace-calibrated")
     _, optimal = fitted(table, "optimal")

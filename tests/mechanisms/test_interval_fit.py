@@ -10,12 +10,7 @@ from dpdask.errors import SpecError
 from dpdask.kernels.ranges import TABLE_ERROR
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
-from dpdask.mechanisms.interval.ranges import (
-    Partition,
-    coverage,
-    coverages,
-    table,
-)
+from dpdask.mechanisms.interval.ranges import Partition, coverage, coverages, table
 from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream
 

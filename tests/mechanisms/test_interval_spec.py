@@ -36,12 +36,7 @@ def perturbed(epsilon=1.0, reference=UNIT, **more):
     }
 
 
-def bound(
-    designs=DESIGNS,
-    budget=None,
-    schema=COLUMNS,
-    **more,
-):
+def bound(designs=DESIGNS, budget=None, schema=COLUMNS, **more):
     spec = validate(IntervalSpec, {"columns": designs, **more}, "interval")
     made = bind(
         spec,

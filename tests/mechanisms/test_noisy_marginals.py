@@ -151,9 +151,7 @@ def test_the_margin_covers_at_least_95_percent_and_hardly_more(kind, size):
 @pytest.mark.parametrize(
     "options", [{}, {"one_way": 0}, {"pairs": 0}, {"one_way": 0, "pairs": 0}], ids=str
 )
-def test_under_add_remove_the_number_of_rows_comes_from_noisy_tables_alone(
-    options,
-):
+def test_under_add_remove_the_number_of_rows_comes_from_noisy_tables_alone(options):
     counts = counts_of(named(2, 3, 2), [("a", "c")], n=5000)
     planned = plan_noise(budget(), 3, cliques={("a", "c"): 1.0}, **options)
     found = {

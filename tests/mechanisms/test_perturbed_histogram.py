@@ -80,14 +80,7 @@ def test_the_enhanced_threshold_is_the_papers():
 COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
 
 
-def repeated(
-    path,
-    times,
-    *,
-    factor=0.5,
-    epsilon=0.7,
-    domain=None,
-):
+def repeated(path, times, *, factor=0.5, epsilon=0.7, domain=None):
     planned = plan(budget(epsilon), factor=factor)
     exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
     with pytest.MonkeyPatch.context() as patch:

@@ -45,13 +45,7 @@ weights = st.none() | st.fixed_dictionaries(dict.fromkeys(COLUMNS, positive))
 references = st.just(Holdout(fraction=0.25)) | st.builds(Histogram, share=st.floats(1e-3, 0.999))
 
 
-def spend(
-    budget,
-    reference,
-    shares=None,
-    schema=LEVELS,
-    channel="laplace",
-):
+def spend(budget, reference, shares=None, schema=LEVELS, channel="laplace"):
     """Return the mechanism that spends a budget."""
     given = {"reference": reference, "weights": shares, "channel": channel}
     found = bind(validate(DipSpec, given, "job"), schema, budget)

@@ -90,12 +90,7 @@ def counted(sizes, n=20_000, seed=5):
     )
 
 
-def fitted(
-    channel="laplace",
-    epsilon=1.0,
-    sizes=SIZES,
-    seed=5,
-):
+def fitted(channel="laplace", epsilon=1.0, sizes=SIZES, seed=5):
     noisy = measure_tree(counted(sizes, seed=seed), TINY, rng=stream(KEY, "test", ""))
     return fit_tree(noisy, level_cells(sizes), dict.fromkeys(sizes, epsilon), channel)
 

@@ -12,12 +12,7 @@ from dpdask.io.shards import PAGE_NAME
 from dpdask.page import render
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
-DAY = {
-    "role": "privatise",
-    "kind": "continuous",
-    "bounds": DAYS,
-    "outside": "refuse",
-}
+DAY = {"role": "privatise", "kind": "continuous", "bounds": DAYS, "outside": "refuse"}
 RANGES = {"design": "case1", "anchors": {"name": "uniform", "loc": 18262, "scale": 730}}
 
 

@@ -21,13 +21,7 @@ from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
 from dpdask.page import make_croissant, make_page, render
 from dpdask.page import pictures as sample
-from dpdask.page.pictures import (
-    ChannelView,
-    Sample,
-    associate,
-    count_histogram,
-    describe_kept,
-)
+from dpdask.page.pictures import ChannelView, Sample, associate, count_histogram, describe_kept
 from dpdask.privacy.budget import bound_belief, write_above
 
 

@@ -12,33 +12,13 @@ import pyarrow.parquet as pq
 EPSILON = 0.2  # small, so that the noise covers all, and what it does not cover shows in few runs
 WHO = {"column": "who", "max_rows": 2}
 X = {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"}
-Y = {
-    "role": "privatise",
-    "kind": "categorical",
-    "levels": ["a", "b"],
-    "type": "string",
-}
-P = {
-    "role": "privatise",
-    "kind": "continuous",
-    "bounds": [0.0, 1.0],
-    "type": "float64",
-}
+Y = {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "type": "string"}
+P = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"}
 KEPT, DROPPED = {"role": "keep", "type": "int64"}, {"role": "drop"}
-DIP_SCHEMA = {
-    "id": KEPT,
-    "who": DROPPED,
-    "x": X,
-    "y": Y,
-    "p": DROPPED,
-    "q": DROPPED,
-}
+DIP_SCHEMA = {"id": KEPT, "who": DROPPED, "x": X, "y": Y, "p": DROPPED, "q": DROPPED}
 CENTRAL_SCHEMA = {**DIP_SCHEMA, "id": DROPPED}
 CONTINUOUS = {**DIP_SCHEMA, "x": DROPPED, "y": DROPPED, "p": P}
-KNOWN = {
-    "x": {"probabilities": [0.5, 0.25, 0.25]},
-    "y": {"probabilities": [0.5, 0.5]},
-}
+KNOWN = {"x": {"probabilities": [0.5, 0.25, 0.25]}, "y": {"probabilities": [0.5, 0.5]}}
 UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 1.0}
 
 Parts = Sequence[pa.Table]

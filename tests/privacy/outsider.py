@@ -53,15 +53,7 @@ class Bench:
     strict: bool = False
 
     @classmethod
-    def of(
-        cls,
-        folder,
-        schema,
-        *,
-        budget=None,
-        strict=False,
-        **changes,
-    ):
+    def of(cls, folder, schema, *, budget=None, strict=False, **changes):
         """Return the bench of a job; `changes` are those of `write_job`."""
         if budget is not None:
             changes |= {

@@ -344,9 +344,7 @@ def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon, delta):
     assert accountant.epsilon(Composed(events=tuple(less)), delta) > epsilon
 
 
-def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(
-    monkeypatch,
-):
+def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(monkeypatch):
     """A copula's noise, by which all records follow: its scale is searched with costs that are wrong by some units in their last place."""
     events, rng = (
         [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")],

@@ -65,11 +65,7 @@ def test_the_format_does_not_change_unnoticed():
     sigma = {"sigma": 3.0, "sensitivity": math.sqrt(2), "adjacency": "add-remove", "count": 1}
     assert to_dict(
         DiscreteGaussian(sigma=3.0, sensitivity=math.sqrt(2), adjacency="add-remove")
-    ) == {
-        "format": 1,
-        "kind": "discrete-gaussian",
-        **sigma,
-    }
+    ) == {"format": 1, "kind": "discrete-gaussian", **sigma}
 
 
 @pytest.mark.parametrize(

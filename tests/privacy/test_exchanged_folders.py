@@ -122,15 +122,7 @@ PAIRS = [
     ("moment", "owner", "unit"),
     [pytest.param(*case, marks=as_root if case[1] == "stranger" else ()) for case in PAIRS],
 )
-def test_a_driver_goes_on_in_its_own_folder(
-    source,
-    out,
-    quiet,
-    moment,
-    owner,
-    unit,
-    monkeypatch,
-):
+def test_a_driver_goes_on_in_its_own_folder(source, out, quiet, moment, owner, unit, monkeypatch):
     out.parent.mkdir()
     job, mine, kept = (
         write_job(out.with_name("job"), source, out, privacy__unit=UNITS[unit]),
@@ -154,15 +146,7 @@ def test_a_driver_goes_on_in_its_own_folder(
     ("moment", "owner"),
     [pytest.param("opened", "stranger", marks=as_root), ("kept", "link"), ("opened", "own")],
 )
-def test_workers_refuse_another_folder(
-    job,
-    out,
-    quiet,
-    moment,
-    owner,
-    two_workers,
-    monkeypatch,
-):
+def test_workers_refuse_another_folder(job, out, quiet, moment, owner, two_workers, monkeypatch):
     mine = out.with_name("mine")
 
     def strike():

@@ -30,15 +30,7 @@ RELEASE = "f" * 64
 NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")
 
 
-def charge(
-    head,
-    previous="",
-    *,
-    epsilon=1.0,
-    unit="row",
-    release=RELEASE,
-    id_="s",
-):
+def charge(head, previous="", *, epsilon=1.0, unit="row", release=RELEASE, id_="s"):
     """Return the charge of one release: the first one also counts with noise, at a quarter of ε."""
     series = Series(id=id_, release=release if previous else "", previous=previous, head=head)
     rows = LocalRelease(epsilon=0.75 * epsilon, unit=unit)

@@ -147,13 +147,7 @@ def run_watched(job, out, cluster, surfaces, keys):
     return errors[0] if errors else None
 
 
-def run_all(
-    names,
-    sources,
-    folder,
-    cluster,
-    surfaces,
-):
+def run_all(names, sources, folder, cluster, surfaces):
     """Run the jobs on good and on bad data; return their run keys."""
     keys = set()
     for quality, source in sources.items():
