@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from e2e import recorded
-from e2e.helpers import refusing, run_here, write_job
+from e2e.helpers import categorical, continuous, discrete, refusing, run_here, write_job
 from page import pages
 
 import dpdask
@@ -50,9 +50,9 @@ KINDS = ["flat", "house", "other"]
 HOMES = {
     "town": KEEP,
     "years": KEEP,
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
-    "kind": {"role": "privatise", "kind": "categorical", "levels": KINDS},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 200.0]},
+    "rating": discrete([1, 2, 3, 4, 5]),
+    "kind": categorical(KINDS),
+    "price": continuous([0.0, 200.0]),
 }
 HOMES_PRIVATE = but(
     HOMES,
@@ -86,10 +86,7 @@ def homes(n_rows=20_000):
 LEVEL_SHARES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 LEVEL_STAYS = 0.6  # how often a column has the level of the one before it
 LEVEL_NAMES = [f"c{place}" for place in range(8)]
-LEVELS = {
-    name: {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
-    for name in LEVEL_NAMES
-} | {"side": KEEP}
+LEVELS = {name: discrete([1, 2, 3, 4, 5]) for name in LEVEL_NAMES} | {"side": KEEP}
 
 
 @cache
@@ -106,16 +103,12 @@ def levels():
 # ---- rides: dates, times and nulls
 
 FIRST = pd.Timestamp("2026-01-01")
-YEAR = {
-    "role": "privatise",
-    "kind": "continuous",
-    "bounds": [dt.date(2026, 1, 1), dt.date(2026, 12, 31)],
-}
+YEAR = continuous([dt.date(2026, 1, 1), dt.date(2026, 12, 31)])
 RIDES = {
     "when": YEAR,
     "day": YEAR,
-    "riders": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "nulls": "level"},
-    "paid": {"role": "privatise", "kind": "categorical", "levels": [1, 2]},
+    "riders": discrete([1, 2, 3], nulls="level"),
+    "paid": categorical([1, 2]),
     "firm": KEEP,
     "seen": KEEP,
 }

@@ -7,6 +7,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 
@@ -14,14 +15,9 @@ SCHEMA = dpdask.Schema.from_dict(
     {
         "columns": {
             "town": {"role": "keep"},
-            "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-            "tag": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]},
-            "fare": {
-                "role": "privatise",
-                "kind": "continuous",
-                "bounds": [0, 100],
-                "nulls": "level",
-            },
+            "stars": discrete([1, 2, 3]),
+            "tag": categorical(["a", "b"]),
+            "fare": continuous([0, 100], nulls="level"),
             "note": {"role": "drop"},
         }
     }

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from distributed import Client
+from e2e.helpers import discrete
 from scipy import stats
 
 import dpdask
@@ -25,7 +26,7 @@ SCHEMA = dpdask.Schema.from_dict(
     {
         "columns": {
             "user": {"role": "keep"},
-            "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "int64"},
+            "rating": discrete(LEVELS, type="int64"),
         }
     }
 )
@@ -195,9 +196,7 @@ def test_a_batch_is_one_frame_with_its_rows(kind):
 
 
 def test_a_stream_belongs_to_a_column_s_name():
-    columns = {
-        name: {"role": "privatise", "kind": "discrete", "levels": LEVELS} for name in ("a", "b")
-    }
+    columns = {name: discrete(LEVELS) for name in ("a", "b")}
     made = dpdask.IntervalMechanism(
         dpdask.Schema.from_dict({"columns": columns}), columns=dict.fromkeys(columns, DESIGN)
     )
@@ -330,7 +329,7 @@ def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal(unit):
 
 def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change():
     declared = {
-        "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+        "rating": discrete(LEVELS),
         "lists": {"role": "keep"},
         "text": {"role": "keep"},
     }

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from e2e.bad_input import COLUMNS, KNOWN, command, files, job, table
+from e2e.helpers import categorical, continuous
 
 import dpdask
 from dpdask.cli import cli
@@ -146,10 +147,7 @@ def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
         "  outside   price: clip\n  outside   rating: refuse (one such value stops the run)\n"
         in ended.out
     )
-    many = {
-        f"c{number}": {"role": "privatise", "kind": "categorical", "levels": ["a"]}
-        for number in range(11)
-    }
+    many = {f"c{number}": categorical(["a"]) for number in range(11)}
     parts = {"a.parquet": pa.table({name: ["a"] for name in many})}
     ended = command(*job(tmp_path / "many", parts, columns=many, verb="plan"))
     assert (
@@ -160,18 +158,10 @@ def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
 
 def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
     columns = {
-        "born": {
-            "role": "privatise",
-            "kind": "continuous",
-            "bounds": [dt.date(1900, 1, 1), dt.date(2026, 12, 31)],
-        },
-        "admitted": {
-            "role": "privatise",
-            "kind": "continuous",
-            "bounds": [dt.date(2020, 1, 1), dt.date(2026, 12, 31)],
-        },
-        "died": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
-        "age": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
+        "born": continuous([dt.date(1900, 1, 1), dt.date(2026, 12, 31)]),
+        "admitted": continuous([dt.date(2020, 1, 1), dt.date(2026, 12, 31)]),
+        "died": continuous([0, 120]),
+        "age": continuous([0, 120]),
     }
     days = pa.array([dt.date(2000, 1, 1)] * 100)
     table = pa.table(

@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 
@@ -35,15 +36,10 @@ def schema():
         {
             "columns": {
                 "user": {"role": "keep"},
-                "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
-                "price": {"role": "privatise", "kind": "continuous"},
-                "count": {"role": "privatise", "kind": "continuous"},
-                "colour": {
-                    "role": "privatise",
-                    "kind": "categorical",
-                    "levels": ["red", "green", "blue"],
-                    "nulls": "level",
-                },
+                "rating": discrete(LEVELS),
+                "price": continuous(),
+                "count": continuous(),
+                "colour": categorical(["red", "green", "blue"], nulls="level"),
                 "note": {"role": "drop"},
             }
         }
@@ -148,7 +144,7 @@ def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(schema, tab
 
 
 def test_a_private_category_never_brings_its_values_along(table):
-    columns = {"price": {"role": "privatise", "kind": "continuous"}}
+    columns = {"price": continuous()}
     prices = table[["price"]].astype("category")
     assert of_public(prices, columns)["price"].dtype == np.float64
 
@@ -163,7 +159,7 @@ def of_public(table, columns):
 
 def test_whole_numbers_beyond_2_to_the_53_come_out_exactly():
     levels = [2**60 + 1, 2**60 + 3, 2**60 + 5]
-    columns = {"n": {"role": "privatise", "kind": "discrete", "levels": levels, "nulls": "level"}}
+    columns = {"n": discrete(levels, nulls="level")}
     released = of_public(
         pd.DataFrame({"n": pd.array([*levels, None] * 50, dtype="Int64")}), columns
     )
@@ -183,10 +179,7 @@ def test_a_seed_repeats_the_noise_and_says_that_it_protects_nobody(schema, table
 
 
 def test_two_columns_with_the_same_values_get_different_noise():
-    columns = {
-        name: {"role": "privatise", "kind": "discrete", "levels": list(range(10))}
-        for name in ("a", "b")
-    }
+    columns = {name: discrete(list(range(10))) for name in ("a", "b")}
     values = np.arange(5000) % 10
     released = of_public(pd.DataFrame({"a": values, "b": values}), columns)
     assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
@@ -268,9 +261,7 @@ def test_wrong_parameters_are_refused(schema, changes, message):
 
 
 def test_a_declared_distribution_of_dates_counts_days():
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"x": {"role": "privatise", "kind": "continuous"}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"x": continuous()}})
     known = dpdask.Known(
         columns={"x": {"name": "uniform", "loc": dt.date(1900, 1, 1), "scale": 9.0}}
     )

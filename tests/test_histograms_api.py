@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 from dpdask.codec import codec_for
@@ -16,15 +17,10 @@ from pipelines.papers import lei_housing
 N_ROWS = 4000
 COLUMNS = {
     "user": {"role": "drop"},
-    "size": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
-    "town": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["a", "b", "nobody"],
-        "nulls": "level",
-    },
-    "rooms": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+    "size": continuous([0.0, 10.0]),
+    "town": categorical(["a", "b", "nobody"], nulls="level"),
+    "rooms": discrete([1, 2, 3]),
+    "price": continuous([0.0, 100.0]),
 }
 NAMES = [name for name in COLUMNS if name != "user"]
 BINS = {"size": 4, "price": 6}

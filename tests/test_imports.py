@@ -14,7 +14,7 @@ import cloudpickle
 import pandas as pd
 import pytest
 import yaml
-from e2e.helpers import HOLDOUT, MIXED_SCHEMA, lake, load, spy_on_stages, write_job
+from e2e.helpers import HOLDOUT, MIXED_SCHEMA, discrete, lake, load, spy_on_stages, write_job
 
 import dpdask
 from dpdask import cli
@@ -22,7 +22,7 @@ from dpdask.jobs.run import run_job
 from dpdask.simulate import CENSUS_ATTRIBUTES
 
 ROOT = Path(__file__).parents[1]
-ROW = {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}
+ROW = {"x": discrete([0, 1])}
 
 # what the driver draws, prices, solves and keeps books with
 DRIVERS = {"dp_accounting", "opendp", "scipy.optimize", "scipy.stats", "sklearn", "sqlalchemy"}

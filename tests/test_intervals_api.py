@@ -8,6 +8,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import continuous, discrete
 from mechanisms.containing import held_by
 
 import dpdask
@@ -18,8 +19,8 @@ from dpdask.mechanisms.interval.spec import IntervalSpec
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
 COLUMNS = {
     "user": {"role": "keep"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
-    "price": {"role": "privatise", "kind": "continuous", "nulls": "level"},
+    "rating": discrete(LEVELS),
+    "price": continuous(nulls="level"),
     "note": {"role": "drop"},
 }
 DESIGNS = {
@@ -218,7 +219,7 @@ def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_li
         spec = IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}})
         assert spec.columns["x"].revealed
         assert f"- `{name}" in page
-    schema = {"x": {"role": "privatise", "kind": "continuous"}}
+    schema = {"x": continuous()}
     zeros_and_tails = pd.DataFrame({"x": [0.0, -3.0] * 20_000})
     found = transformed(zeros_and_tails, schema, {"x": designs["selective"]}, insecure_seed=1)
     whole = np.isneginf(found["x_lower"]) & np.isposinf(found["x_upper"])

@@ -7,7 +7,7 @@ import jsonschema
 import pandas as pd
 import pytest
 import yaml
-from e2e.helpers import call_cli
+from e2e.helpers import call_cli, discrete
 
 import dpdask
 from dpdask.schemas import NAMES, find_file
@@ -90,9 +90,7 @@ def test_what_is_wrong_is_found_by_an_editor_too(name, document):
 
 
 def test_a_card_follows_its_json_schema(tmp_path):
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"a": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"a": discrete([1, 2, 3])}})
     release = dpdask.DIP(
         schema,
         epsilon=1.0,

@@ -7,7 +7,7 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from e2e.helpers import refusing
+from e2e.helpers import categorical, discrete, refusing
 from test_releases import COLUMNS, DESIGNS, OF_RECORDS, estimators, rows, schema
 
 import dpdask
@@ -183,18 +183,7 @@ def test_a_refused_frame_is_recorded_if_rows_were_read(name, strict, tmp_path, m
     assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
 
 
-REFUSING = dpdask.Schema.from_dict(
-    {
-        "columns": {
-            "x": {
-                "role": "privatise",
-                "kind": "categorical",
-                "levels": ["a", "b"],
-                "outside": "refuse",
-            }
-        }
-    }
-)
+REFUSING = dpdask.Schema.from_dict({"columns": {"x": categorical(["a", "b"], outside="refuse")}})
 TINY = dpdask.DIP(
     REFUSING, epsilon=1e-6, reference=dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
 )
@@ -391,9 +380,7 @@ def test_a_ledger_s_place_is_checked(given):
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
 def test_only_a_lenient_dataset_is_told_of_a_sorted_column(strict, tmp_path):
     place = made(tmp_path, 2.0, strict=strict)
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"x": discrete([0, 1])}})
     in_order = pd.DataFrame({"x": [0] * 20 + [1] * 20})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete, mixed
 from scipy import stats
 
 import dpdask
@@ -32,26 +33,15 @@ CHANNELS = ("laplace", "laplace-calibrated", "optimal")
 LEVEL_COLUMNS = ("stars", "colour", "agrees", "day", "dose")
 VALUE_COLUMNS = ("price", "count", "income", "load")
 SCHEMA = {
-    "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
-    "colour": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["red", "green", "3"],
-        "nulls": "level",
-    },
-    "agrees": {"role": "privatise", "kind": "categorical", "levels": [True, False]},
-    "day": {"role": "privatise", "kind": "categorical", "levels": ["mon", "tue"]},
-    "dose": {"role": "privatise", "kind": "discrete", "levels": [0.1, 0.2, 0.7]},
-    "price": {"role": "privatise", "kind": "continuous"},
-    "count": {"role": "privatise", "kind": "continuous", "bounds": [0, 200]},
-    "income": {
-        "role": "privatise",
-        "kind": "mixed",
-        "atoms": [0.0, 0.1],
-        "bounds": [0.0, 1e4],
-        "nulls": "level",
-    },
-    "load": {"role": "privatise", "kind": "mixed", "atoms": [-3, 5], "nulls": "level"},
+    "stars": discrete([1, 2, 3, 4, 5]),
+    "colour": categorical(["red", "green", "3"], nulls="level"),
+    "agrees": categorical([True, False]),
+    "day": categorical(["mon", "tue"]),
+    "dose": discrete([0.1, 0.2, 0.7]),
+    "price": continuous(),
+    "count": continuous([0, 200]),
+    "income": mixed(atoms=[0.0, 0.1], bounds=[0.0, 1e4], nulls="level"),
+    "load": mixed(atoms=[-3, 5], nulls="level"),
     "user": {"role": "keep"},
 }
 EPSILON = 18.0
@@ -290,8 +280,8 @@ def test_an_export_is_the_same_text_again_and_holds_no_secret(releases, texts):
 
 def test_a_known_reference_is_exported_whole():
     declared = {
-        "x": {"role": "privatise", "kind": "continuous"},
-        "level": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0]},
+        "x": continuous(),
+        "level": discrete([1.0, 2.0]),
     }
     known = {
         "x": {"name": "norm", "loc": 3.0, "scale": 2.0},
@@ -337,9 +327,7 @@ def test_what_is_not_local_is_refused(reference, options, what, tmp_path):
     assert str(caught.value).startswith("local.export: ")
     assert "; fit with" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"code": {"role": "privatise", "kind": "discrete", "levels": list(range(513))}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"code": discrete(list(range(513)))}})
     release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(
         pd.DataFrame({"code": np.arange(513)})
     )

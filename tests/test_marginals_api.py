@@ -7,21 +7,16 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import SEED, run_here, write_job
+from e2e.helpers import SEED, categorical, continuous, discrete, run_here, write_job
 
 import dpdask
 
 LEVELS = [1, 2, 3]
 COLUMNS = {
     "user": {"role": "drop"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
-    "colour": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["red", "blue"],
-        "nulls": "level",
-    },
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
+    "rating": discrete(LEVELS),
+    "colour": categorical(["red", "blue"], nulls="level"),
+    "price": continuous([0.0, 10.0]),
 }
 CLIQUES = [["rating"], ["colour", "price"]]
 N_ROWS = 2000

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete, mixed
 
 import dpdask
 
@@ -52,13 +53,9 @@ def schema(**columns):
 
 SMALL = schema(
     user={"role": "keep"},
-    x={"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-    day={
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [dt.date(2020, 1, 1), dt.date(2024, 12, 31)],
-    },
-    cost={"role": "privatise", "kind": "mixed", "atoms": [0], "bounds": [0, 100], "nulls": "level"},
+    x=discrete([1, 2, 3]),
+    day=continuous([dt.date(2020, 1, 1), dt.date(2024, 12, 31)]),
+    cost=mixed(atoms=[0], bounds=[0, 100], nulls="level"),
 )
 
 
@@ -106,7 +103,7 @@ def test_many_levels_are_shortened():
 
 
 def test_names_and_levels_are_escaped():
-    made = schema(**{NASTY: {"role": "privatise", "kind": "categorical", "levels": [NASTY, "b"]}})
+    made = schema(**{NASTY: categorical([NASTY, "b"])})
     assert NASTY in parse(made).texts
     frame = pd.DataFrame({NASTY: [NASTY, "b"] * 200})
     release = dpdask.Marginals(made, epsilon=1.0, cliques=[[NASTY]]).fit(frame)
@@ -116,7 +113,7 @@ def test_names_and_levels_are_escaped():
 
 
 def test_a_release_is_shown_with_its_promise():
-    made = schema(x={"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]})
+    made = schema(x=discrete([1, 2, 3]))
     release = dpdask.DIP(made, epsilon=1.0, reference=dpdask.Histogram()).fit(
         pd.DataFrame({"x": [1, 2, 3] * 100})
     )

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, continuous
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +15,9 @@ from dpdask.codec import codec_for
 from dpdask.errors import DataError, SpecError
 from dpdask.schema import Column
 
-NUMBER = {"role": "privatise", "kind": "continuous"}
+NUMBER = continuous()
 BOUNDED = {**NUMBER, "bounds": [0, 10]}
-LEVELS = {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "rest"]}
+LEVELS = categorical(["a", "b", "rest"])
 NAN, INF = float("nan"), float("inf")
 
 

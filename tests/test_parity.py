@@ -1,7 +1,7 @@
 """A job and a Python class refuse the same wrong parameters, at construction and with the same substance, each in its own words."""
 
 import pytest
-from e2e.helpers import load, refusing, write_job
+from e2e.helpers import categorical, continuous, discrete, load, refusing, write_job
 
 import dpdask
 from dpdask.errors import SpecError
@@ -9,9 +9,9 @@ from dpdask.jobs.spec import name_keys
 from dpdask.schema import Schema
 
 COLUMNS = {
-    "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "type": "int64"},
-    "c": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "type": "string"},
-    "y": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
+    "x": discrete([1, 2, 3], type="int64"),
+    "c": categorical(["a", "b"], type="string"),
+    "y": continuous([0.0, 1.0], type="float64"),
     "who": {"role": "keep", "type": "int64"},
 }
 COUNTED = {**COLUMNS, "who": {"role": "drop", "type": "int64"}}

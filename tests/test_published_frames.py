@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from e2e.helpers import lake, load, processes, write_job
+from e2e.helpers import categorical, continuous, discrete, lake, load, processes, write_job
 
 import dpdask
 from dpdask.engine import compute as engine_cluster
 from dpdask.io.parquet import FOOTERS
 from dpdask.jobs.run import run_job
 
-RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
+RATING = discrete([1, 2, 3, 4, 5])
 KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.2] * 5}})
 REFUSED = r"its index would be published, but is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
 PLANTED = "planted-secret-name"
@@ -334,19 +334,8 @@ def test_unknown_categories_are_texts_or_refused():
 
 PRIVATE = {
     "rating": RATING,
-    "colour": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["red", "green", "blue"],
-        "nulls": "level",
-    },
-    "price": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [0, 1],
-        "nulls": "level",
-        "outside": "refuse",
-    },
+    "colour": categorical(["red", "green", "blue"], nulls="level"),
+    "price": continuous([0, 1], nulls="level", outside="refuse"),
 }
 
 
@@ -487,9 +476,7 @@ def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path
 
 def test_private_texts_in_several_chunks_are_released():
     table = pd.concat([pd.DataFrame({"k": ["a", "b"] * 500})] * 2, ignore_index=True)
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"k": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"k": categorical(["a", "b"])}})
     released = (
         dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(table).transform(table)
     )
@@ -627,7 +614,7 @@ def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind):
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]"])
 def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(dtype):
-    column = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "nulls": "level"}
+    column = continuous([0, 10], nulls="level")
     released = []
     for secret in (SECRET[:8], SECRET[8:16][::-1]):
         array = cover(

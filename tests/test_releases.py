@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import refusing
+from e2e.helpers import continuous, discrete, refusing
 from test_frames import CountingScheduler
 
 import dpdask
@@ -22,8 +22,8 @@ from dpdask.privacy.events import DiscreteGaussian, to_dict
 SECRET = 3.0625  # a value that is in the table, and in no text
 COLUMNS = {
     "user": {"role": "drop"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, SECRET]},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
+    "rating": discrete([1.0, 2.0, SECRET]),
+    "price": continuous([0.0, 10.0]),
 }
 ANCHORS = {"name": "uniform", "loc": 0, "scale": 10}
 DESIGNS = {

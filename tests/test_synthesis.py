@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from distributed import Client
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 from dpdask.codec import codec_for
@@ -18,18 +19,13 @@ LEVELS = [0.5, 1.0, 1.5, 2.0]
 N_ROWS = 3000
 COLUMNS = {
     "user": {"role": "drop"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
-    "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 40], "nulls": "level"},
-    "colour": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["red", "green", "blue"],
-        "nulls": "level",
-    },
-    "word": {"role": "privatise", "kind": "categorical", "levels": ["yes", "no"]},
-    "when": {"role": "privatise", "kind": "continuous", "bounds": [1.5e15, 1.7e15]},
-    "flag": {"role": "privatise", "kind": "categorical", "levels": [True, False], "nulls": "level"},
+    "rating": discrete(LEVELS),
+    "price": continuous([0.0, 100.0]),
+    "visits": continuous([0, 40], nulls="level"),
+    "colour": categorical(["red", "green", "blue"], nulls="level"),
+    "word": categorical(["yes", "no"]),
+    "when": continuous([1.5e15, 1.7e15]),
+    "flag": categorical([True, False], nulls="level"),
 }
 RELEASED = [name for name in COLUMNS if name != "user"]
 

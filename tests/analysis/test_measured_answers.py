@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import RATINGS_SCHEMA, lake, run_here, write_job
+from e2e.helpers import RATINGS_SCHEMA, categorical, continuous, lake, mixed, run_here, write_job
 from scipy import stats
 
 import dpdask
@@ -34,15 +34,9 @@ from dpdask.stats.statistic import CellCounts
 
 ALPHA = 1e-9
 NUMBERS = {
-    "town": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]},
-    "pay": {"role": "privatise", "kind": "continuous", "bounds": [0, 1e9]},
-    "kids": {
-        "role": "privatise",
-        "kind": "mixed",
-        "bounds": [0, 40],
-        "atoms": [0, 9],
-        "nulls": "level",
-    },
+    "town": categorical(["a", "b", "c"]),
+    "pay": continuous([0, 1e9]),
+    "kids": mixed(bounds=[0, 40], atoms=[0, 9], nulls="level"),
 }
 MECHANISMS = {
     "histogram": {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"},
@@ -195,7 +189,7 @@ def test_rows_of_a_cell_are_where_fine_counts_say_and_in_doubt_where_these_are_n
 )
 def test_whether_a_mean_is_answered_is_not_chosen_by_its_noise(bound, is_known):
     """Of a heavy tail, all seeds answer or none, and what is answered holds the truth."""
-    given = {"role": "privatise", "kind": "continuous", "bounds": [0, bound]}
+    given = continuous([0, bound])
     codec = codec_for(
         "pay", Schema.from_dict({"columns": {"pay": given}}).columns["pay"], pa.float64()
     )

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import continuous, discrete, run_here, write_job
 from scipy import stats
 from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, homes, rides
 
@@ -701,7 +701,7 @@ def test_a_release_in_a_store_is_opened_by_its_url(shelf):
 def test_values_that_rows_of_a_hold_out_share_are_in_the_bound_on_the_bias(tmp_path, reference):
     rng = np.random.default_rng(8)
     rows = pd.DataFrame({"x": np.where(rng.random(6_000) < 0.3, 100.0, rng.uniform(0, 60, 6_000))})
-    schema = {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 200.0]}}
+    schema = {"x": continuous([0.0, 200.0])}
     (tmp_path / "in").mkdir()
     rows.to_parquet(tmp_path / "in" / "rows.parquet")
     mechanism = {"kind": "dip", "reference": {"kind": reference, "fraction": 0.25}}
@@ -725,7 +725,7 @@ def test_a_column_without_a_channel_on_its_levels_has_the_bounds_of_the_distribu
     town = rng.choice(["A", "B"], 6_000, p=[0.6, 0.4])
     stars = np.where(rng.random(6_000) < np.where(town == "A", 0.8, 0.2), 3, 1)
     rows = pd.DataFrame({"town": town, "stars": stars, "years": rng.integers(1, 4, 6_000)})
-    levels = {"role": "privatise", "kind": "discrete"}
+    levels = discrete()
     schema = {"town": {"role": "keep"}, "stars": {**levels, "levels": [1, 3]}}
     schema["years"] = {**levels, "levels": [1, 2, 3]}
     (tmp_path / "in").mkdir()
@@ -768,7 +768,7 @@ def test_numbers_are_answered_by_the_channel_of_their_ranks(tmp_path, kind, chan
         tmp_path / "public.parquet"
     )
     bounds = {"bounds": [0.0, 100.0], "nulls": "level"}
-    schema = {"group": {"role": "keep"}, "x": {"role": "privatise", "kind": "continuous", **bounds}}
+    schema = {"group": {"role": "keep"}, "x": continuous(**bounds)}
     mechanism = {"kind": "dip", "channel": channel, "reference": {"kind": kind, **references[kind]}}
     privacy = {"epsilon": 2.0, "delta": 0, "adjacency": "replace-one"}
     job = write_job(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import load, run_here, write_job
+from e2e.helpers import categorical, continuous, discrete, load, run_here, write_job
 from scipy import stats
 from strategies import zeros_and_a_tail
 
@@ -29,9 +29,9 @@ TOWNS = ["A", "B", "C"]
 SIZES = list(range(0, 79, 4))
 EDGES = [0.0, 100.0, 200.0, 300.0, 600.0]
 COLUMNS = {
-    "town": {"role": "privatise", "kind": "categorical", "levels": TOWNS},
-    "size": {"role": "privatise", "kind": "continuous", "type": "int64", "bounds": [0, 79]},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]},
+    "town": categorical(TOWNS),
+    "size": continuous(type="int64", bounds=[0, 79]),
+    "price": continuous([0.0, 1000.0]),
 }
 
 
@@ -450,9 +450,7 @@ def test_texts_explain_ranges_and_dates_and_unknown_groups_are_refused():
 @pytest.mark.parametrize("far", [1e3, 1e5])
 def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far):
     """It is at most the noise of the counts times the range: more than the estimates vary, and no multiple of bounds that are far too wide."""
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, far]}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"price": continuous([0.0, far])}})
     found, off = [], []
     for seed in range(12):
         table = pd.DataFrame(
@@ -487,14 +485,7 @@ def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(type_, facto
     many = np.concatenate([zeros_and_a_tail(seed) for seed in range(1000, 1020)])
     edges = [0.0, 1.0, 1e3, 5e3, 2e4, 1e5 * factor]
     truth = [many.mean(), *np.quantile(many, [0.98, 0.99]), *(np.histogram(many, edges)[0] / 20.0)]
-    columns = {
-        "gain": {
-            "role": "privatise",
-            "kind": "continuous",
-            "bounds": [0, 100_000 * factor],
-            "type": type_,
-        }
-    }
+    columns = {"gain": continuous([0, 100_000 * factor], type=type_)}
     covered, alone, misplaced, widths = [], [], [], []
     for seed in range(repeats):
         table = pd.DataFrame({"gain": zeros_and_a_tail(seed).astype(type_)})
@@ -729,11 +720,11 @@ def test_numbers_of_ranges_are_refused_for_one_reason(bins, bounds, what):
 def test_declared_cells_with_few_rows_have_no_interval_and_the_plan_says_so(few, tmp_path):
     rng = np.random.default_rng(3)
     n = 2_000 if few else 20_000
-    levels = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4]}
+    levels = discrete([1, 2, 3, 4])
     schema = dict.fromkeys(("a", "b", "c")[: 3 if few else 1], levels)
     frame = pd.DataFrame({name: rng.integers(1, 5, n) for name in schema})
     frame["x"] = rng.normal(50.0, 10.0, n).clip(0.0, 100.0)
-    schema = {**schema, "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}
+    schema = {**schema, "x": continuous([0, 100])}
     (tmp_path / "in").mkdir()
     frame.to_parquet(tmp_path / "in" / "rows.parquet")
     mechanism = {"kind": "histogram", "bins": 20}

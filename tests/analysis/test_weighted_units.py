@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 from dpdask.inference.units import WeightedRows
@@ -18,9 +19,9 @@ COLUMNS = {
     "user": {"role": "keep"},
     "town": {"role": "keep"},
     "place": {"role": "keep"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4]},
-    "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]},
-    "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 10]},
+    "rating": discrete([1, 2, 3, 4]),
+    "kind": categorical(["a", "b"]),
+    "x": continuous([0, 10]),
 }
 
 
@@ -114,7 +115,7 @@ def test_rows_that_are_alike_are_drawn_evenly(table, tmp_path):
     """Of users all of whose kept columns are alike, the first rows of the table are taken without the weights, and any with them."""
     columns = {
         "user": {"role": "keep"},
-        "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2]},
+        "rating": discrete([1, 2]),
     }
     user = np.repeat(np.arange(400), 40)
     rows = pd.DataFrame({"user": user, "rating": 1 + (np.arange(len(user)) % 40 >= 20)})

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from e2e.helpers import call_cli, digests
+from e2e.helpers import call_cli, continuous, digests, discrete
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.scan import holdout_mask
@@ -38,8 +38,8 @@ SECRETS = (TEXT, str(NUMBER))
 N_ROWS = 200
 COLUMNS = {
     "userId": {"role": "keep", "type": "int64"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, 3.0]},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+    "rating": discrete([1.0, 2.0, 3.0]),
+    "price": continuous([0.0, 100.0]),
     "note": {"role": "drop"},
 }
 WIDE = {f"p{place}": COLUMNS["price"] for place in range(5)}
@@ -320,7 +320,7 @@ def _one_held_out(folder):
 
 
 def _levels(folder):
-    levels = {"role": "privatise", "kind": "discrete", "levels": list(range(10_000))}
+    levels = discrete(list(range(10_000)))
     columns = change(COLUMNS, {"rating": levels, "userId.role": "drop", "price": {"role": "drop"}})
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
-from e2e.helpers import call_cli, write_job
+from e2e.helpers import call_cli, continuous, discrete, write_job
 from pyiceberg.catalog.sql import SqlCatalog
 
 import dpdask
@@ -46,8 +46,8 @@ NESTED = pa.table(
     }
 )
 PRIVATE = {
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-    "amount": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
+    "r": discrete([1, 2, 3]),
+    "amount": continuous([0.0, 10.0]),
 }
 SETTINGS = {
     "plain": {},

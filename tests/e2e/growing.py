@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
-from e2e.helpers import charging_entries, run_here, write_job
+from e2e.helpers import charging_entries, discrete, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.io.storage import Folder
@@ -17,7 +17,7 @@ from dpdask.jobs.series import KeptFolder
 SCHEMA = {
     "day": {"role": "keep"},
     "user": {"role": "keep"},
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+    "r": discrete([1, 2, 3, 4, 5]),
 }
 KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
 HISTOGRAM = {"kind": "histogram"}

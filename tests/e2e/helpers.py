@@ -28,28 +28,29 @@ from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.privacy import ledger as ledger_tables
 
+
+def private(kind, domain):
+    """Return what makes private columns of a kind: of their levels or bounds, if they have any, and whatever else."""
+    return lambda *given, **more: {
+        "role": "privatise",
+        "kind": kind,
+        **({domain: given[0]} if given else {}),
+        **more,
+    }
+
+
+discrete, categorical = private("discrete", "levels"), private("categorical", "levels")
+continuous, mixed = private("continuous", "bounds"), private("mixed", "bounds")
 SEED = 7
 LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 GENRES = ["comedy", "drama", "horror"]
 MIXED_SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
-    "genre": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": GENRES,
-        "nulls": "level",
-        "type": "string",
-    },
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
-    "age": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 120.0], "type": "int32"},
-    "amount": {
-        "role": "privatise",
-        "kind": "mixed",
-        "atoms": [0.0, 50.0],
-        "bounds": [0.0, 100.0],
-        "type": "float64",
-    },
+    "rating": discrete(LEVELS, type="float64"),
+    "genre": categorical(GENRES, nulls="level", type="string"),
+    "price": continuous([0.0, 1.0], type="float64"),
+    "age": continuous([0.0, 120.0], type="int32"),
+    "amount": mixed(atoms=[0.0, 50.0], bounds=[0.0, 100.0], type="float64"),
     "timestamp": {"role": "drop", "type": "int64"},
 }
 RATINGS_SCHEMA = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "timestamp")}

@@ -4,21 +4,25 @@ from datetime import date
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from e2e.helpers import GENRES, KNOWN, LEVELS, MIXED_SCHEMA, refusing, run_here, write_job
+from e2e.helpers import (
+    GENRES,
+    KNOWN,
+    LEVELS,
+    MIXED_SCHEMA,
+    categorical,
+    continuous,
+    refusing,
+    run_here,
+    write_job,
+)
 
 SIZES = [150, 90, 1700, 40, 300]
 PUBLIC_SIZES = [500, 400]
 ROW_GROUP = 600
 
 SCHEMA = MIXED_SCHEMA | {
-    "flag": {"role": "privatise", "kind": "categorical", "levels": [False, True], "type": "bool"},
-    "day": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [18262, 19000],
-        "nulls": "level",
-        "type": "date32",
-    },
+    "flag": categorical([False, True], type="bool"),
+    "day": continuous([18262, 19000], nulls="level", type="date32"),
     "name": {"role": "keep", "type": "string"},
 }
 TYPES = {name: pa.type_for_alias(column["type"]) for name, column in SCHEMA.items()}

@@ -12,7 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.bad_input import COLUMNS, Case, table
 from e2e.bad_input import job as bad_job
-from e2e.helpers import digests, hidden, lake, load, read_card, read_rows, run_here, write_job
+from e2e.helpers import (
+    categorical,
+    continuous,
+    digests,
+    discrete,
+    hidden,
+    lake,
+    load,
+    read_card,
+    read_rows,
+    run_here,
+    write_job,
+)
 from e2e.test_bad_input import check_case, ids
 from scipy import stats
 
@@ -25,9 +37,9 @@ CHAIN = {"kind": "chain", "fraction": 0.25}
 GROUPED = CHAIN | {"by": "userId", "min_rows": 2, "order": "random", "max_records": 500}
 SCHEMA = {
     "user": {"role": "keep"},
-    "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
-    "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
-    "c": {"role": "privatise", "kind": "continuous"},
+    "a": discrete([0, 1, 2]),
+    "b": categorical(["x", "y"], nulls="level"),
+    "c": continuous(),
 }
 
 

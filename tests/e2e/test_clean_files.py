@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from e2e.bad_input import command
-from e2e.helpers import read_card, spy_on_stages
+from e2e.helpers import categorical, continuous, discrete, read_card, spy_on_stages
 
 from dpdask.io import shards as shards_module
 from dpdask.jobs.spec import load_job
@@ -33,9 +33,9 @@ GENRES = ["comedy", "drama", "horror"]
 SCHEMA = {
     "id": {"role": "keep"},
     "place": {"role": "keep"},
-    "genre": {"role": "privatise", "kind": "categorical", "levels": GENRES},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, 3.0, 4.0, 5.0]},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+    "genre": categorical(GENRES),
+    "rating": discrete([1.0, 2.0, 3.0, 4.0, 5.0]),
+    "price": continuous([0.0, 100.0]),
     "note": {"role": "drop"},
 }
 

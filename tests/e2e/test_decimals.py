@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import categorical, continuous, run_here, write_job
 
 import dpdask
 
 CENTS = pa.decimal128(10, 2)
-PRICE = {"role": "privatise", "kind": "continuous", "bounds": [0, 1000], "nulls": "level"}
-TOWN = {"role": "privatise", "kind": "categorical", "levels": ["A", "B"]}
+PRICE = continuous([0, 1000], nulls="level")
+TOWN = categorical(["A", "B"])
 UNIFORM = {"name": "expon", "loc": 0, "scale": 30}
 RELEASES = {
     "laplace": {"kind": "dip", "reference": {"kind": "histogram"}},

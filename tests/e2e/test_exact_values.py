@@ -13,7 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from e2e.helpers import call_cli, error_line, run_here, write_job
+from e2e.helpers import call_cli, categorical, discrete, error_line, run_here, write_job
 from lakes.tables import live_files, sql_catalog
 from strategies import as_array
 
@@ -26,7 +26,7 @@ UNKNOWN_ZONES = ("utc", "Mars/Base", "+25:00")
 OLDEST = -210_866_716_800_000_000  # microseconds: day 1 of INT96; day 0 is taken for 1970
 
 
-RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2]}
+RATING = discrete([1, 2])
 KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.5, 0.5]}}}
 
 
@@ -189,10 +189,7 @@ def make(source):
         KEPT[source] | {name: as_array(levels, type_) for name, (type_, levels) in private.items()}
     )
     schema = {name: {"role": "keep"} for name in KEPT[source]}
-    schema |= {
-        name: {"role": "privatise", "kind": "categorical", "levels": levels}
-        for name, (_, levels) in private.items()
-    }
+    schema |= {name: categorical(levels) for name, (_, levels) in private.items()}
     return (
         table,
         schema,

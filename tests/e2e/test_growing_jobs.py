@@ -34,7 +34,9 @@ from e2e.growing import (
 from e2e.helpers import (
     call_cli,
     charging_entries,
+    continuous,
     digests,
+    discrete,
     error_line,
     hidden,
     load,
@@ -652,9 +654,7 @@ def test_ranges_grow_too(tmp_path):
         "kind": "interval",
         "columns": {"r": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}},
     }
-    schema = SCHEMA | {
-        "r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6], "outside": "refuse"}
-    }
+    schema = SCHEMA | {"r": continuous([0, 6], outside="refuse")}
     grow(
         write_job(
             tmp_path / "job",
@@ -677,7 +677,7 @@ def test_a_tree_with_a_delta_grows_at_the_cost_of_its_first_release(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 1.0, 2e-6)
     source = tmp_path / "in"
-    schema = SCHEMA | {"user": {"role": "privatise", "kind": "discrete", "levels": list(range(N))}}
+    schema = SCHEMA | {"user": discrete(list(range(N)))}
     changed = {
         "schema": schema,
         "ledger": at(url),

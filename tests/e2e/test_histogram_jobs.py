@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, RATINGS_SCHEMA, lake, read_card, run_here, write_job
+from e2e.helpers import LEVELS, RATINGS_SCHEMA, continuous, lake, read_card, run_here, write_job
 from strategies import zeros_and_a_tail
 
 from dpdask.privacy.events import from_dict, leaves
@@ -59,7 +59,7 @@ def test_the_released_distribution_is_that_of_the_original(tmp_path):
     }
     schema = {
         "rating": RATINGS_SCHEMA["rating"],
-        "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
+        "price": continuous([0.0, 1.0]),
     }
     run_here(job(tmp_path, write_table(tmp_path, **table), schema=schema, privacy__epsilon=1.0))
     found = read(tmp_path / "out")
@@ -103,7 +103,7 @@ TOO_WIDE = (
     ids=["right", "too low", "too wide", "a shared whole number", "a hold-out"],
 )
 def test_bounds_that_cannot_be_right_are_named(values, column, reference, says, tmp_path):
-    schema = {"x": {"role": "privatise", "kind": "continuous", **column}}
+    schema = {"x": continuous(**column)}
     given = {"mechanism__reference": reference, "privacy__epsilon": 2.0}
     made = job(tmp_path, write_table(tmp_path, x=values), schema=schema, **given)
     assert re.fullmatch(rf"x keeps a correlation of ranks of 0\.\d\d{says}", run_here(made).quality)

@@ -11,20 +11,12 @@ from pathlib import Path
 import deltalake
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import MIXED_SCHEMA, call_cli, error_line, hidden, lake, write_job
+from e2e.helpers import MIXED_SCHEMA, call_cli, discrete, error_line, hidden, lake, write_job
 from lakes.tables import commit, live_files, sql_catalog
 
 from dpdask.engine.account import open_ledger
 
-COLUMN = {
-    "rating": {
-        "role": "privatise",
-        "kind": "discrete",
-        "levels": [1, 2, 3, 4, 5],
-        "type": "int64",
-        "nulls": "level",
-    }
-}
+COLUMN = {"rating": discrete([1, 2, 3, 4, 5], type="int64", nulls="level")}
 HISTOGRAM = {"kind": "histogram"}
 
 

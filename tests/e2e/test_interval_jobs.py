@@ -14,10 +14,13 @@ from e2e.helpers import (
     MIXED_SCHEMA,
     call_cli,
     charging_entries,
+    continuous,
     digests,
+    discrete,
     hidden,
     lake,
     load,
+    mixed,
     read_card,
     read_rows,
     refusing,
@@ -175,21 +178,11 @@ def test_plan_run_and_audit_promise_no_epsilon(source, tmp_path):
 
 
 EVERY_TYPE = {
-    "day": {"role": "privatise", "kind": "continuous", "nulls": "level"},
-    "when": {"role": "privatise", "kind": "continuous"},
-    "code": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 5], "nulls": "level"},
-    "single": {
-        "role": "privatise",
-        "kind": "mixed",
-        "atoms": [0.1],
-        "bounds": [0.0, 0.7],
-        "outside": "refuse",
-    },
-    "birthday": {
-        "role": "privatise",
-        "kind": "discrete",
-        "levels": [dt.date(2020, 1, 1), dt.date(2020, 1, 3)],
-    },
+    "day": continuous(nulls="level"),
+    "when": continuous(),
+    "code": discrete([1, 2, 5], nulls="level"),
+    "single": mixed(atoms=[0.1], bounds=[0.0, 0.7], outside="refuse"),
+    "birthday": discrete([dt.date(2020, 1, 1), dt.date(2020, 1, 3)]),
 }
 
 

@@ -14,7 +14,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
-from e2e.helpers import HOLDOUT, call_cli, digests, error_line, load, run_here, write_job
+from e2e.helpers import HOLDOUT, call_cli, digests, discrete, error_line, load, run_here, write_job
 from lakes.tables import commit, delete_positions, delete_rows, live_files, sql_catalog
 
 from dpdask.errors import InputError, SpecError, TemporaryError
@@ -28,7 +28,7 @@ SECRETS = ("Zebulon", "Quux%20Zy", "Quux Zy")
 SCHEMA = {
     "id": {"role": "keep", "type": "int64"},
     "user": {"role": "keep", "type": "int64"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64"},
+    "rating": discrete([1, 2, 3, 4, 5], type="int64"),
     "name": {"role": "drop", "type": "string"},
 }
 KNOWN = {"kind": "known", "columns": {"rating": {"probabilities": [0.2] * 5}}}

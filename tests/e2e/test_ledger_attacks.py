@@ -6,7 +6,17 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import call_cli, charging_entries, hidden, load, read_card, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    charging_entries,
+    continuous,
+    discrete,
+    hidden,
+    load,
+    read_card,
+    run_here,
+    write_job,
+)
 from pyarrow import parquet as pq
 
 import dpdask
@@ -19,7 +29,7 @@ from dpdask.jobs.state import RunState
 SCHEMA = {
     "who": {"role": "keep"},
     "user": {"role": "drop"},
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+    "r": discrete([1, 2, 3, 4, 5]),
 }
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
 HISTOGRAM = {"kind": "histogram"}
@@ -205,7 +215,7 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_p
     designs["who"] = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": N}}
     schema = {
         **SCHEMA,
-        "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N], "outside": "refuse"},
+        "who": continuous([0, N], outside="refuse"),
     }
     made = job(
         tmp_path,

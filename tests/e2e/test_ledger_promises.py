@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import call_cli, charging_entries, hidden, load, read_card, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    charging_entries,
+    discrete,
+    hidden,
+    load,
+    read_card,
+    run_here,
+    write_job,
+)
 from pyarrow import parquet as pq
 
 from dpdask.engine import scan
@@ -27,7 +36,7 @@ from dpdask.privacy.ledger_entries import Coverage
 
 SCHEMA = {
     "who": {"role": "keep"},
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+    "r": discrete([1, 2, 3, 4, 5]),
 }
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
 CHAIN = {"kind": "chain", "fraction": 0.25}

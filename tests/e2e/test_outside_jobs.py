@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from e2e.bad_input import command
+from e2e.helpers import categorical, continuous, discrete, mixed
 
 import dpdask
 from dpdask.codec import codec_for
@@ -28,30 +29,12 @@ from dpdask.schema import Column
 
 COLUMNS = {
     "who": {"role": "drop"},
-    "level": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "other": 3},
-    "word": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["a", "b"],
-        "nulls": "level",
-        "outside": "null",
-    },
-    "number": {"role": "privatise", "kind": "continuous", "bounds": [5.0, 10.0]},
-    "whole": {"role": "privatise", "kind": "continuous", "bounds": [-10, 10]},
-    "often": {
-        "role": "privatise",
-        "kind": "mixed",
-        "atoms": [0.0],
-        "bounds": [0.0, 1.0],
-        "nulls": "level",
-    },
-    "rare": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [5, 10],
-        "nulls": "level",
-        "outside": "null",
-    },
+    "level": discrete([1, 2, 3], other=3),
+    "word": categorical(["a", "b"], nulls="level", outside="null"),
+    "number": continuous([5.0, 10.0]),
+    "whole": continuous([-10, 10]),
+    "often": mixed(atoms=[0.0], bounds=[0.0, 1.0], nulls="level"),
+    "rare": continuous([5, 10], nulls="level", outside="null"),
 }
 CHANGED = {"level": 3, "word": 2, "number": 4, "whole": 3, "often": 2, "rare": 2}
 N_ROWS = 300
@@ -213,7 +196,7 @@ def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path):
         pq.write_table(pa.table({"income": income}), tmp_path / "in" / f"clinic{seed}.parquet")
     seen = set()
     for bound in (1000, 299_999, 300_001):
-        column = {"role": "privatise", "kind": "continuous", "bounds": [0, bound]}
+        column = continuous([0, bound])
         (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": {"income": column}}))
         job = {
             "name": "j",

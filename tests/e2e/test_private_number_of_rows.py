@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from e2e.bad_input import command
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 from dpdask.errors import DataError
@@ -22,9 +23,9 @@ from dpdask.jobs.spec import load_job
 
 COLUMNS = {
     "who": {"role": "drop"},
-    "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
-    "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
-    "c": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
+    "a": discrete([0, 1, 2]),
+    "b": categorical(["x", "y"], nulls="level"),
+    "c": continuous([0.0, 1.0]),
 }
 MECHANISMS = {
     "copula": {"kind": "copula", "bins": 3},
@@ -151,7 +152,7 @@ def test_under_replace_one_an_empty_table_is_refused(tmp_path):
 # ---- the size of a sparse histogram
 
 SPARSE = {"kind": "histogram", "bins": 5000}
-UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
+UNIFORM = continuous([0.0, 1.0])
 
 
 @pytest.mark.more

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from e2e.bad_input import command
+from e2e.helpers import categorical, continuous, mixed
 from scipy import stats
 
 from dpdask.simulate import simulate_movielens
@@ -130,21 +131,10 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
     pq.write_table(table, tmp_path / "table.parquet")
     columns = {
         "id": {"role": "keep"},
-        "when": {"role": "privatise", "kind": "continuous"},
-        "genre": {
-            "role": "privatise",
-            "kind": "categorical",
-            "levels": ["comedy", "drama"],
-            "nulls": "level",
-        },
+        "when": continuous(),
+        "genre": categorical(["comedy", "drama"], nulls="level"),
         "seen": {"role": "keep"},
-        "amount": {
-            "role": "privatise",
-            "kind": "mixed",
-            "atoms": [0.0],
-            "bounds": [0.0, 9.0],
-            "nulls": "level",
-        },
+        "amount": mixed(atoms=[0.0], bounds=[0.0, 9.0], nulls="level"),
     }
     job = yaml.safe_load(JOB.read_text()) | {
         "input": {"path": "table.parquet"},

@@ -10,7 +10,10 @@ import pytest
 from e2e.helpers import (
     LEVELS,
     call_cli,
+    categorical,
+    continuous,
     digests,
+    discrete,
     hidden,
     lake,
     load,
@@ -27,24 +30,12 @@ from dpdask.jobs.plan import plan_job
 GENRES = ["comedy", "drama", "horror"]
 LEVEL_SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
-    "genre": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": GENRES,
-        "nulls": "level",
-        "type": "string",
-    },
+    "rating": discrete(LEVELS, type="float64"),
+    "genre": categorical(GENRES, nulls="level", type="string"),
 }
 INCOME_SCHEMA = {
     "who": {"role": "keep", "type": "int64"},
-    "income": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [0, 1_000_000],
-        "type": "float64",
-        "outside": "refuse",
-    },
+    "income": continuous([0, 1_000_000], type="float64", outside="refuse"),
 }
 HISTOGRAM = {"kind": "histogram", "bins": 16}
 ROWS = 3000
@@ -162,7 +153,7 @@ def test_a_place_tells_nothing_of_a_sorted_table_unless_rows_are_kept_in_order(t
     reference = {"kind": "known", "columns": {"income": distribution}}
     schema = {
         **INCOME_SCHEMA,
-        "income": {"role": "privatise", "kind": "continuous", "type": "float64"},
+        "income": continuous(type="float64"),
     }
     job = income_job(
         tmp_path,
@@ -257,13 +248,8 @@ def test_a_table_that_lies_in_no_order_is_not_warned_of(tmp_path):
 
 def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path):
     columns = {
-        "kind": {
-            "role": "privatise",
-            "kind": "categorical",
-            "levels": ["z", "a", "m"],
-            "nulls": "level",
-        },
-        "same": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+        "kind": categorical(["z", "a", "m"], nulls="level"),
+        "same": discrete([1, 2, 3]),
     }
     (tmp_path / "in").mkdir()
     table = pa.table(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, hidden, holds_number, run_here, write_job
+from e2e.helpers import call_cli, categorical, continuous, hidden, holds_number, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.write import Told
@@ -18,15 +18,9 @@ from dpdask.stats.statistic import ColumnOrder
 
 SCHEMA = {
     "who": {"role": "keep", "type": "int64"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1000], "type": "float64"},
-    "kind": {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["a", "b", "rest"],
-        "other": "rest",
-        "type": "string",
-    },
-    "day": {"role": "privatise", "kind": "continuous", "bounds": [0, 400], "type": "int32"},
+    "income": continuous([0, 1000], type="float64"),
+    "kind": categorical(["a", "b", "rest"], other="rest", type="string"),
+    "day": continuous([0, 400], type="int32"),
 }
 TOO_RICH, STRANGE = 4711, 1237  # numbers that stand nowhere by chance
 N_ROWS = 10_000

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.bad_input import COLUMNS, Case, command, table
 from e2e.bad_input import job as bad_job
-from e2e.helpers import load, run_here, write_job
+from e2e.helpers import continuous, load, run_here, write_job
 from e2e.test_bad_input import check_case, ids
 from e2e.test_tree_jobs import out
 
@@ -68,7 +68,7 @@ REFUSED = {
     ),
     "a continuous column without bounds": (
         {},
-        {"schema": COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}}},
+        {"schema": COLUMNS | {"price": continuous()}},
         r"'price': .*bounds",
     ),
     "too many cells": (

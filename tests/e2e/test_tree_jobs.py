@@ -14,7 +14,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import charging_entries, load, read_card, read_rows, run_here, write_job
+from e2e.helpers import (
+    categorical,
+    charging_entries,
+    continuous,
+    discrete,
+    load,
+    mixed,
+    read_card,
+    read_rows,
+    run_here,
+    write_job,
+)
 from scipy import stats
 
 import dpdask
@@ -32,17 +43,11 @@ DELTA = 2.0**-30
 TREE = {"kind": "tree", "bins": {"c": 8, "d": [0.0, 2.0, 5.0], "e": 10}}
 SCHEMA = {
     "user": {"role": "keep"},
-    "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
-    "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
-    "c": {"role": "privatise", "kind": "continuous", "bounds": [-2.0, 4.0]},
-    "d": {
-        "role": "privatise",
-        "kind": "mixed",
-        "atoms": [0.0],
-        "bounds": [0.0, 10.0],
-        "nulls": "level",
-    },
-    "e": {"role": "privatise", "kind": "continuous", "bounds": [18, 97], "type": "int64"},
+    "a": discrete([0, 1, 2]),
+    "b": categorical(["x", "y"], nulls="level"),
+    "c": continuous([-2.0, 4.0]),
+    "d": mixed(atoms=[0.0], bounds=[0.0, 10.0], nulls="level"),
+    "e": continuous([18, 97], type="int64"),
     "note": {"role": "drop"},
 }
 PRIVATE = ("a", "b", "c", "d", "e")

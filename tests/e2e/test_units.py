@@ -15,6 +15,7 @@ from e2e.helpers import (
     HOLDOUT,
     LEVELS,
     digests,
+    discrete,
     hidden,
     load,
     read_card,
@@ -34,7 +35,7 @@ N_ROWS, MAX_ROWS = 1500, 7
 SCHEMA = {
     "userId": {"role": "keep", "type": "int64"},
     "time": {"role": "keep", "type": "int64"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
+    "rating": discrete(LEVELS, type="float64"),
 }
 UNIT = {"column": "userId", "max_rows": MAX_ROWS}
 HISTOGRAM = {"kind": "histogram"}

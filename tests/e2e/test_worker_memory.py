@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import load, write_job
+from e2e.helpers import discrete, load, write_job
 
 from dpdask.jobs.run import run_job
 
 LEVELS = list(range(100))
-PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
+PRIVATE = discrete(LEVELS)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from dask.distributed import Client, LocalCluster
-from e2e.helpers import lake, load, processes, write_job
+from e2e.helpers import discrete, lake, load, processes, write_job
 
 import dpdask
 from dpdask.jobs import run
@@ -93,13 +93,7 @@ def test_2_a_lost_worker_redraws_unseeded_noise(cluster):
 
 
 def test_2_ours_draws_the_same(cluster):
-    schema = dpdask.Schema.from_dict(
-        {
-            "columns": {
-                "x": {"role": "privatise", "kind": "discrete", "levels": [0.0, 1.0, 2.0, 3.0]}
-            }
-        }
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"x": discrete([0.0, 1.0, 2.0, 3.0])}})
     frame = pd.DataFrame({"x": np.random.default_rng(0).integers(0, 4, 800).astype(float)})
     with Client(cluster) as client:
         client.wait_for_workers(2)

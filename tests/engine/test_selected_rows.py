@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import categorical, run_here, write_job
 
 from dpdask.engine.scan import filter_rows, take_values
 
@@ -57,7 +57,7 @@ def test_a_job_releases_kept_and_private_columns_of_views(order, tmp_path):
     pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=200)
     schema = {
         "name": {"role": "keep"},
-        "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]},
+        "kind": categorical(["a", "b", "c"]),
     }
     job = write_job(
         tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, output__order=order

@@ -12,7 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, error_line, run_here, write_job
+from e2e.helpers import call_cli, categorical, continuous, discrete, error_line, run_here, write_job
 from scipy import stats
 
 from dpdask.codec import ValueCodec, codec_for
@@ -163,7 +163,7 @@ def test_columns_are_coded_by_the_card():
 )
 def test_dates_and_their_bounds_are_days(type_, numbers):
     bounds = [dt.date(2020, 1, 1), dt.date(2020, 1, 31)]
-    column = {"role": "privatise", "kind": "continuous", "bounds": bounds}
+    column = continuous(bounds)
     declared = Schema.from_dict({"columns": {"when": column}}).columns["when"]
     codec = codec_for("when", declared, type_)
     assert isinstance(codec, ValueCodec)
@@ -244,8 +244,8 @@ def outputs(tmp_path_factory):
     (folder / "csv").mkdir()
     pa_csv.write_csv(table, folder / "csv" / "a.csv")
     schema = {
-        "kind": {"role": "privatise", "kind": "categorical", "levels": [EVIL, "b & c", "d"]},
-        "grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+        "kind": categorical([EVIL, "b & c", "d"]),
+        "grade": discrete([1, 2, 3]),
         "secret": {"role": "drop"},
     }
     run_here(
@@ -354,12 +354,8 @@ def test_times_dates_and_a_constant_column_are_compared(tmp_path):
     )
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "a.parquet")
-    dates = {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [dt.date(2000, 1, 1), dt.date(2035, 12, 31)],
-    }
-    grade = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}
+    dates = continuous([dt.date(2000, 1, 1), dt.date(2035, 12, 31)])
+    grade = discrete([1, 2, 3])
     schema = {"when": dates, "born": dates, "same": {"role": "keep"}, "grade": grade}
     mechanism = {"mechanism__reference": {"kind": "histogram"}, "privacy__epsilon": 20.0}
     run_here(
@@ -378,7 +374,7 @@ def test_times_dates_and_a_constant_column_are_compared(tmp_path):
 
 def test_ranges_are_not_compared(outputs, tmp_path):
     dropped = {"role": "drop"}
-    grade = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}
+    grade = discrete([1, 2, 3])
     schema = {"kind": dropped, "secret": dropped, "grade": grade}
     design = {"design": "case1", "anchors": {"name": "uniform", "loc": 1, "scale": 2}}
     given = {"mechanism": {"kind": "interval", "columns": {"grade": design}}, "privacy": None}

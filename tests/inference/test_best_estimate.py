@@ -7,6 +7,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 from scipy import optimize, stats
 
 import dpdask
@@ -182,8 +183,8 @@ def test_counts_of_a_tree_s_column_are_by_its_parent_too():
 
 
 COLUMNS = {
-    "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-    "liked": {"role": "privatise", "kind": "categorical", "levels": ["no", "yes"]},
+    "stars": discrete([1, 2, 3]),
+    "liked": categorical(["no", "yes"]),
     "group": {"role": "keep"},
 }
 
@@ -220,7 +221,7 @@ def test_the_card_of_a_tree_gives_unbiased_group_means():
 def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line():
     rng = np.random.default_rng(7)
     columns = {
-        "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]},
+        "x": continuous([0, 1]),
         "liked": COLUMNS["liked"],
     }
     x = rng.random(2000)

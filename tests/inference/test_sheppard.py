@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous
 
 import dpdask
 from dpdask.errors import InputError, SpecError
@@ -14,7 +15,7 @@ from dpdask.inference.m_estimators import cell_widths
 from pipelines.benchmarks import sheppard
 
 N = 60_000
-LINE = {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}
+LINE = continuous([0, 1])
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def table():
 
 def released(table, *, seed=1, **given):
     columns = {name: LINE for name in table.columns if name != "kind"} | {
-        "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}
+        "kind": categorical(["a", "b"])
     }
     schema = dpdask.Schema.from_dict({"columns": {name: columns[name] for name in table.columns}})
     parameters = {"epsilon": 4.0, "bins": 5, **given}

@@ -11,6 +11,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from e2e.helpers import categorical, continuous, discrete, mixed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ SCHEMA = Schema.from_dict(
     {
         "columns": {
             "id": {"role": "keep"},
-            "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2]},
+            "x": discrete([1, 2]),
             "note": {"role": "drop"},
         }
     }
@@ -432,12 +433,12 @@ def test_an_empty_text_in_quotes_is_no_null(tmp_path):
     [
         ({"role": "keep"}, pa.string()),
         ({"role": "keep", "type": "int16"}, pa.int16()),
-        ({"role": "privatise", "kind": "discrete", "levels": [1, 2]}, pa.int64()),
-        ({"role": "privatise", "kind": "discrete", "levels": [1, 2.5]}, pa.float64()),
-        ({"role": "privatise", "kind": "categorical", "levels": ["a"]}, pa.string()),
-        ({"role": "privatise", "kind": "categorical", "levels": [True, False]}, pa.bool_()),
-        ({"role": "privatise", "kind": "continuous"}, pa.float64()),
-        ({"role": "privatise", "kind": "mixed", "atoms": [0]}, pa.float64()),
+        (discrete([1, 2]), pa.int64()),
+        (discrete([1, 2.5]), pa.float64()),
+        (categorical(["a"]), pa.string()),
+        (categorical([True, False]), pa.bool_()),
+        (continuous(), pa.float64()),
+        (mixed(atoms=[0]), pa.float64()),
     ],
 )
 def test_csv_types_follow_from_the_schema(declared, type_):

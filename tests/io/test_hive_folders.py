@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ def write(path, **columns):
 
 
 def found(folder, **columns):
-    declared = {"x": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}, **columns}
+    declared = {"x": discrete([1, 2, 3]), **columns}
     return discover(absolute_url(str(folder)), Schema.from_dict({"columns": declared}))
 
 
@@ -39,7 +40,7 @@ def read(table, *columns):
 
 
 def levels(*values):
-    return {"role": "privatise", "kind": "categorical", "levels": list(values), "nulls": "level"}
+    return categorical(list(values), nulls="level")
 
 
 def test_partition_columns_follow_those_of_the_files(tmp_path):
@@ -67,7 +68,7 @@ def test_partition_columns_follow_those_of_the_files(tmp_path):
     [
         ("7", levels(1, 7), 7),
         ("007", levels("007"), "007"),
-        ("0.5", {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}, 0.5),
+        ("0.5", continuous([0, 1]), 0.5),
         ("2026-01-31", levels(dt.date(2026, 1, 31)), dt.date(2026, 1, 31)),
         ("true", levels(False, True), True),
         ("12", {"role": "keep"}, "12"),

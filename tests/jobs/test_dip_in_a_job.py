@@ -6,7 +6,7 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, load, write_job
+from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, discrete, load, write_job
 
 from dpdask.errors import DataError, SpecError
 from dpdask.jobs.plan import plan_job
@@ -18,9 +18,7 @@ from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
 
-SCHEMA = Schema.from_dict(
-    {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
-)
+SCHEMA = Schema.from_dict({"columns": {"x": discrete([0, 1])}})
 
 
 def bound(budget=None, **changed):

@@ -13,7 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from e2e.growing import rows_of
-from e2e.helpers import call_cli, charging_entries, error_line, load, processes, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    charging_entries,
+    discrete,
+    error_line,
+    load,
+    processes,
+    run_here,
+    write_job,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +41,7 @@ SCHEMA = {
     "day": {"role": "keep"},
     "city": {"role": "keep"},
     "n": {"role": "keep"},
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+    "r": discrete([1, 2, 3, 4, 5]),
 }
 KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
 DAYS = [dt.date(2026, 1, day) for day in (1, 2, 3)]

@@ -16,6 +16,7 @@ from e2e.helpers import (
     call_cli,
     charging_entries,
     digests,
+    discrete,
     error_line,
     hidden,
     lake,
@@ -284,7 +285,7 @@ def rows_with(folder, *types):
     pq.write_table(pa.table({**kept, "rating": LEVELS * 4}), folder / "rows.parquet")
     return {
         **{name: {"role": "keep"} for name in kept},
-        "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+        "rating": discrete(LEVELS),
     }
 
 
@@ -357,7 +358,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_charged(
     ledger = ledger_of(tmp_path)
     schema = {
         "userId": {"role": "keep", "type": "int64"},
-        "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
+        "rating": discrete(LEVELS, type="float64"),
     }
     pq.write_table(pq.read_table(source).select(list(schema)), tmp_path / "rows.parquet")
     job = table.write(

@@ -17,7 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from e2e.helpers import charging_entries, digests, hidden, load, run_here, write_job
+from e2e.helpers import (
+    charging_entries,
+    continuous,
+    digests,
+    discrete,
+    hidden,
+    load,
+    run_here,
+    write_job,
+)
 
 import dpdask
 from dpdask.analysis.opened import QUESTIONS
@@ -42,8 +51,8 @@ from dpdask.schema import Schema
 N_ROWS = 240
 LEVELS = [1, 2, 3, 4]
 SCHEMA = {
-    "level": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "int64"},
-    "line": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0], "type": "float64"},
+    "level": discrete(LEVELS, type="int64"),
+    "line": continuous([0.0, 10.0], type="float64"),
 }
 KEPT = {"who": {"role": "keep", "type": "int64"}}
 PRIVACY = {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import continuous, discrete, mixed
 from stats.counting import records_of_rows
 
 from dpdask.archive import Archive
@@ -54,9 +55,9 @@ DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)]
 SCHEMA = Schema.from_dict(
     {
         "columns": {
-            "a": {"role": "privatise", "kind": "discrete", "levels": DAYS, "nulls": "level"},
-            "b": {"role": "privatise", "kind": "continuous", "bounds": [0, 10]},
-            "c": {"role": "privatise", "kind": "mixed", "bounds": [0, 100], "atoms": [0]},
+            "a": discrete(DAYS, nulls="level"),
+            "b": continuous([0, 10]),
+            "c": mixed(bounds=[0, 100], atoms=[0]),
             "secret": {"role": "drop"},
         }
     }
@@ -481,7 +482,7 @@ def test_wrong_numbers_are_refused(name, arrays, change):
         )
 
 
-BOUNDED = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
+BOUNDED = continuous([0, 10])
 FINE = to_dict(DiscreteGaussian(sigma=2.0, sensitivity=1.5, adjacency="replace-one"))
 WRONG_NOISE = [
     {"one_way": None, "pairs": {"format": 1, "kind": "unknown"}, "cliques": []},

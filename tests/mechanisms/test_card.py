@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 
 import dpdask
 from dpdask.errors import InputError
@@ -26,19 +27,9 @@ from dpdask.schema import Schema
 SCHEMA = Schema.from_dict(
     {
         "columns": {
-            "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
-            "day": {
-                "role": "privatise",
-                "kind": "categorical",
-                "levels": [dt.date(2026, 1, 1), dt.date(2026, 1, 2)],
-                "type": "date32",
-            },
-            "price": {
-                "role": "privatise",
-                "kind": "continuous",
-                "bounds": [0.0, 1.0],
-                "type": "float64",
-            },
+            "x": discrete([0, 1, 2], type="int64"),
+            "day": categorical([dt.date(2026, 1, 1), dt.date(2026, 1, 2)], type="date32"),
+            "price": continuous([0.0, 1.0], type="float64"),
         }
     }
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, discrete, mixed
 
 import dpdask
 from dpdask.codec import codec_for
@@ -28,9 +29,9 @@ SCHEMA = Schema.from_dict(
     {
         "columns": {
             "id": {"role": "keep"},
-            "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "nulls": "level"},
-            "word": {"role": "privatise", "kind": "categorical", "levels": ["b", "a"]},
-            "price": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 10.0]},
+            "x": discrete([1, 2, 3], nulls="level"),
+            "word": categorical(["b", "a"]),
+            "price": mixed(atoms=[0.0], bounds=[0.0, 10.0]),
             "secret": {"role": "drop"},
         }
     }
@@ -188,14 +189,7 @@ def test_no_knot_of_a_hold_out_and_no_dropped_column_is_in_it():
 
 
 def test_cards_of_frames_say_what_protects_little():
-    schema = dpdask.Schema.from_dict(
-        {
-            "columns": {
-                name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
-                for name in ("x", "y")
-            }
-        }
-    )
+    schema = dpdask.Schema.from_dict({"columns": {name: discrete([0, 1]) for name in ("x", "y")}})
     table = pd.DataFrame({"x": [0, 1] * 10, "y": [1, 0] * 10})
     with pytest.warns(UserWarning, match="publishing one random row verbatim"):
         release = dpdask.Marginals(schema, epsilon=4.0, delta=0.2, cliques=[["x"]]).fit(table)
@@ -219,7 +213,7 @@ def test_divisions_name_no_row_that_is_held_out():
         {
             "columns": {
                 "who": {"role": "keep"},
-                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
+                "x": discrete([0, 1]),
             }
         }
     )

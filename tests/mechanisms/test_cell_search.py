@@ -10,6 +10,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import continuous, discrete
 from mechanisms.fitting import fit_frame, records_of
 
 import dpdask
@@ -22,14 +23,9 @@ from dpdask.privacy.events import epsilon as paid
 
 HIGH = 1e6
 COLUMNS = {
-    "amount": {"role": "privatise", "kind": "continuous", "bounds": [0.0, HIGH], "type": "float64"},
-    "visits": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [0, 10_000_000],
-        "type": "int64",
-    },
-    "group": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
+    "amount": continuous([0.0, HIGH], type="float64"),
+    "visits": continuous([0, 10_000_000], type="int64"),
+    "group": discrete([0, 1, 2], type="int64"),
 }
 SCHEMA = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "drop", "type": "int64"}}})
 KEPT = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "keep", "type": "int64"}}})

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 from mechanisms.fitting import KEY, fit_frame, records_of
 
 from dpdask.codec import codec_for
@@ -22,9 +23,9 @@ from dpdask.privacy.events import leaves
 from dpdask.schema import Schema
 
 COLUMNS = {
-    "sex": {"role": "privatise", "kind": "categorical", "levels": ["f", "m"]},
-    "age": {"role": "privatise", "kind": "discrete", "levels": [20, 30, 40], "nulls": "level"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]},
+    "sex": categorical(["f", "m"]),
+    "age": discrete([20, 30, 40], nulls="level"),
+    "income": continuous([0, 100]),
     "name": {"role": "drop"},
 }
 TYPES = {"sex": pa.string(), "age": pa.int64()}
@@ -119,7 +120,7 @@ def test_a_wrong_parameter_is_refused_when_it_is_given(kind, given, message):
 
 
 INCOME = COLUMNS["income"]
-UNBOUNDED = {"role": "privatise", "kind": "continuous"}
+UNBOUNDED = continuous()
 SEX_ALONE = {"age": None, "income": None}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import MIXED_SCHEMA, digests, lake, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, continuous, digests, discrete, lake, run_here, write_job
 from mechanisms.contract import killed_at
 from mechanisms.noisy import KEY, gaussian, keyed
 
@@ -53,7 +53,7 @@ NO_COLUMNS = Columns(types=None, codecs={})
 
 
 def schema_of(n, levels=2):
-    column = {"role": "privatise", "kind": "discrete", "levels": list(range(levels))}
+    column = discrete(list(range(levels)))
     return Schema.from_dict({"columns": {f"c{place}": column for place in range(n)}})
 
 
@@ -519,13 +519,13 @@ def test_a_target_that_changes_little_is_said_before_the_budget_is_spent():
 
 
 def test_large_columns_may_have_no_candidates_which_is_refused_or_said():
-    column = {"role": "privatise", "kind": "discrete", "levels": list(range(21)), "type": "int64"}
+    column = discrete(list(range(21)), type="int64")
     schema = Schema.from_dict({"columns": dict.fromkeys("abc", column)})
     frame = pd.DataFrame({name: np.arange(210) % 21 for name in "abc"})
     given = {"epsilon": 10.0, "delta": 1e-9, "target": "a"}
     with pytest.raises(SpecError, match="no three-way table has at most 5,000 cells"):
         dpdask.GaussianCopula(schema, **given).plan(frame)
-    column = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
+    column = continuous([0.0, 1.0])
     schema = Schema.from_dict({"columns": dict.fromkeys("abc", column)})
     frame = pd.DataFrame({name: np.linspace(0.0, 1.0, 100_000) for name in "abc"})
     for bins, is_said in (("adaptive", True), ({"a": 10}, False)):

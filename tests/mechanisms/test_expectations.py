@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import categorical, continuous, discrete, run_here, write_job
 from mechanisms.fitting import fit_frame
 
 import dpdask
@@ -40,19 +40,15 @@ def test_what_is_expected_is_what_a_release_keeps(channel, kind, epsilon):
     """Of even levels or ranks, by the released rows themselves; power both ways, since another ε is farther off."""
     n = 6 if kind != "line" else N_ROWS
     values = np.arange(N_ROWS) * 7919 % n
-    column = (
-        {"role": "privatise", "kind": "discrete", "levels": list(range(n))}
-        if kind == "levels"
-        else {}
-    )
+    column = discrete(list(range(n))) if kind == "levels" else {}
     codec = levels(n)
     if kind == "categories":
         column, codec = (
-            {"role": "privatise", "kind": "categorical", "levels": list(range(n))},
+            categorical(list(range(n))),
             levels(n, ordered=False),
         )
     if kind == "line":
-        column, codec = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}, LINE
+        column, codec = continuous([0.0, 1.0]), LINE
     frame = pd.DataFrame({"x": values / N_ROWS if kind == "line" else values})
     schema = dpdask.Schema.from_dict({"columns": {"x": column}})
     reference = (
@@ -78,7 +74,7 @@ def test_what_is_expected_is_what_a_release_keeps(channel, kind, epsilon):
 
 
 def wide(n_columns):
-    column = {"role": "privatise", "kind": "discrete", "levels": list(range(8))}
+    column = discrete(list(range(8)))
     names = [f"c{place}" for place in range(n_columns)]
     frame = pd.DataFrame(
         {name: (np.arange(1000) * (place + 1)) % 8 for place, name in enumerate(names)}
@@ -117,7 +113,7 @@ def test_tables_that_drown_are_warned_of_and_others_are_not():
     ]
 
 
-MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0], "type": "float64"}
+MONEY = continuous([0.0, 2_000_000.0], type="float64")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +180,7 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path):
 
 
 def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not():
-    columns = {
-        name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"
-    }
+    columns = {name: continuous([0.0, 1e6]) for name in "abcdef"}
     frame = pd.DataFrame(
         dict.fromkeys(
             "abcdef", np.linspace(0.0, 50.0, 2000)[np.random.default_rng(1).permutation(2000)]
@@ -221,9 +215,7 @@ def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs(
         assert needed == pytest.approx(
             3 * 512 * math.log(512) / epsilon, rel=0.06
         )  # 8 x 8 x 8 cells, three times the largest noise
-    line = dpdask.Schema.from_dict(
-        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}}
-    )
+    line = dpdask.Schema.from_dict({"columns": {"x": continuous([0.0, 1e9])}})
     found = dpdask.PerturbedHistogram(
         line, epsilon=1.0, adjacency="add-remove", threshold="positive"
     ).plan(pd.DataFrame({"x": [1.0, 2.0]}))
@@ -304,8 +296,8 @@ def test_a_run_warns_of_values_that_come_out_spread(tmp_path, reference, atoms):
     ids=lambda value: type(value).__name__,
 )
 def test_a_plan_says_what_becomes_of_shared_values(reference, said):
-    line = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 9.0]}
-    level = {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
+    line = continuous([0.0, 9.0])
+    level = discrete([0, 1])
     schema = dpdask.Schema.from_dict({"columns": {"x": line, "n": level}})
     frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100), "n": np.arange(100) % 2})
     planned = dpdask.DIP(schema, epsilon=4.0, reference=reference).plan(frame)
@@ -331,7 +323,7 @@ def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(
     frame = pd.DataFrame({"row": range(3000), "g": np.random.default_rng(1).choice(levels, 3000)})
     (tmp_path / "in").mkdir()
     frame.to_parquet(tmp_path / "in" / "rows.parquet")
-    column = {"role": "privatise", "kind": "categorical", "levels": levels, "nulls": nulls}
+    column = categorical(levels, nulls=nulls)
     job = write_job(
         tmp_path / "job",
         tmp_path / "in",
@@ -368,7 +360,7 @@ def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path):
         tmp_path,
         schema={
             "user": {"role": "drop"},
-            "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3]},
+            "x": discrete([0, 1, 2, 3]),
         },
         mechanism={"kind": "dip", "reference": {"kind": "histogram"}, "channel": "optimal"},
         privacy={"epsilon": 1.0, "unit": {"column": "user", "max_rows": 4}},
@@ -395,13 +387,8 @@ def test_the_quality_of_rows_is_what_they_kept(tmp_path):
         {"level": level, "line": np.random.default_rng(2).exponential(1.0, N_ROWS)}
     )
     columns = {
-        "level": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3], "type": "int64"},
-        "line": {
-            "role": "privatise",
-            "kind": "continuous",
-            "bounds": [0.0, 100.0],
-            "type": "float64",
-        },
+        "level": discrete([0, 1, 2, 3], type="int64"),
+        "line": continuous([0.0, 100.0], type="float64"),
     }
     job = job_of(
         frame,

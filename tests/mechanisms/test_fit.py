@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import categorical, continuous, discrete, mixed
 
 import dpdask
 from dpdask.engine.work import load
@@ -13,15 +14,10 @@ N = 40_000
 SCHEMA = dpdask.Schema.from_dict(
     {
         "columns": {
-            "stars": {
-                "role": "privatise",
-                "kind": "discrete",
-                "levels": [1, 2, 3, 4, 5],
-                "nulls": "level",
-            },
-            "price": {"role": "privatise", "kind": "continuous", "nulls": "level"},
-            "gain": {"role": "privatise", "kind": "mixed", "atoms": [0]},
-            "colour": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]},
+            "stars": discrete([1, 2, 3, 4, 5], nulls="level"),
+            "price": continuous(nulls="level"),
+            "gain": mixed(atoms=[0]),
+            "colour": categorical(["a", "b", "c"]),
         }
     }
 )

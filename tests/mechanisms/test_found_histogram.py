@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import continuous, discrete
 
 import dpdask
 from dpdask.cells import FoundBins, cells
@@ -18,16 +19,11 @@ from dpdask.privacy.events import DiscreteLaplace
 from dpdask.privacy.events import epsilon as paid
 from dpdask.stats.marginals import Domain
 
-AMOUNT = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6], "type": "float64"}
+AMOUNT = continuous([0.0, 1e6], type="float64")
 COLUMNS = {
     "amount": AMOUNT,
-    "visits": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [0, 10_000_000],
-        "type": "int64",
-    },
-    "group": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
+    "visits": continuous([0, 10_000_000], type="int64"),
+    "group": discrete([0, 1, 2], type="int64"),
     "who": {"role": "drop", "type": "int64"},
 }
 

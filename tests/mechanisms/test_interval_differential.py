@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import continuous, discrete, mixed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
@@ -35,16 +36,10 @@ from dpdask.streams import RunKey, stream, words
 TINY = 1e-6  # the chance that a right mechanism fails a test
 LEVELS = [1, 2, 3, 4, 5]
 WEIGHTS = [0.1, 0.2, 0.4, 0.2, 0.1]
-RATING = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
-PRICE = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
-AMOUNT = {
-    "role": "privatise",
-    "kind": "mixed",
-    "atoms": [0.0],
-    "bounds": [0.0, 100.0],
-    "outside": "refuse",
-}
-AGE = {"role": "privatise", "kind": "continuous", "bounds": [0, 120], "outside": "refuse"}
+RATING = discrete(LEVELS)
+PRICE = continuous([0.0, 1.0], outside="refuse")
+AMOUNT = mixed(atoms=[0.0], bounds=[0.0, 100.0], outside="refuse")
+AGE = continuous([0, 120], outside="refuse")
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 KNOWN = {
     "rating": {"kind": "known", "probabilities": WEIGHTS},

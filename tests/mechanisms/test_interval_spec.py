@@ -4,6 +4,7 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
+from e2e.helpers import continuous, discrete
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
@@ -16,11 +17,11 @@ from dpdask.schema import Schema
 
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
-PRICE = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
+PRICE = continuous([0.0, 1.0], outside="refuse")
 COLUMNS = {
     "user": {"role": "keep"},
     "price": PRICE,
-    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+    "rating": discrete(LEVELS),
     "note": {"role": "drop"},
 }
 CASE1 = {"design": "case1", "anchors": UNIT}
@@ -209,12 +210,7 @@ def test_more_than_any_budget_is_refused():
 def test_a_plan_tells_how_wide_ranges_will_be():
     """Of values spread as evenly as the anchors, one anchor leaves 2/3 of the domain on average, two leave 1/2, and so does a ring leave 2/3."""
     ring = {"design": "ring", "anchors": UNIT}
-    day = {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [dt.date(2020, 1, 1), dt.date(2030, 1, 1)],
-        "outside": "refuse",
-    }
+    day = continuous([dt.date(2020, 1, 1), dt.date(2030, 1, 1)], outside="refuse")
     schema = {
         "one": PRICE,
         "two": PRICE,
@@ -270,7 +266,7 @@ def test_a_plan_tells_how_wide_ranges_will_be():
 
 
 def test_a_plan_warns_of_ranges_that_tell_next_to_nothing():
-    far = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 5e7], "outside": "refuse"}
+    far = continuous([0.0, 5e7], outside="refuse")
     design = {
         "design": "case2",
         "anchors": {"name": "uniform", "loc": 0, "scale": 5e7},

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, continuous, discrete, mixed
 from mechanisms.noisy import named
 from scipy import stats
 
@@ -18,19 +19,13 @@ from dpdask.streams import RunKey
 N = 100_000
 DAY = dt.date(2020, 1, 1)
 COLUMNS = {
-    "wage": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
-    "before": {
-        "role": "privatise",
-        "kind": "mixed",
-        "bounds": [0.0, 100.0],
-        "atoms": [0.0],
-        "nulls": "level",
-    },
-    "hours": {"role": "privatise", "kind": "continuous", "bounds": [1, 100]},
-    "since": {"role": "privatise", "kind": "continuous", "bounds": [18262, 19000]},
-    "grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
-    "noise": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
-    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green"]},
+    "wage": continuous([0.0, 100.0]),
+    "before": mixed(bounds=[0.0, 100.0], atoms=[0.0], nulls="level"),
+    "hours": continuous([1, 100]),
+    "since": continuous([18262, 19000]),
+    "grade": discrete([1, 2, 3, 4, 5]),
+    "noise": continuous([0.0, 1.0]),
+    "colour": categorical(["red", "green"]),
 }
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, read_card, run_here, write_job
+from e2e.helpers import call_cli, categorical, continuous, read_card, run_here, write_job
 
 import dpdask
 from dpdask.cells import cells
@@ -18,7 +18,7 @@ from dpdask.rules import CellRules
 from dpdask.schema import Rule, Schema
 from dpdask.streams import RunKey
 
-AGE = {"role": "privatise", "kind": "continuous", "bounds": [0, 99], "type": "int64"}
+AGE = continuous([0, 99], type="int64")
 LEVELS = {
     "sex": ["F", "M"],
     "role": ["wife", "husband", "child", "other"],
@@ -27,11 +27,8 @@ LEVELS = {
 }
 COLUMNS = {
     "age": AGE,
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1e5], "nulls": "level"},
-    **{
-        name: {"role": "privatise", "kind": "categorical", "levels": levels}
-        for name, levels in LEVELS.items()
-    },
+    "income": continuous([0, 1e5], nulls="level"),
+    **{name: categorical(levels) for name, levels in LEVELS.items()},
 }
 RULES = [
     {"if": {"age": [0, 14]}, "then": {"income": None, "role": ["child", "other"]}},
@@ -249,7 +246,7 @@ def test_rules_that_the_table_breaks_end_in_one_line():
     table = pd.DataFrame(
         {"a": ["x"] * 5_000, "b": rng.choice(["u", "v"], 5_000, p=[0.9999, 0.0001])}
     )
-    column = {"role": "privatise", "kind": "categorical"}
+    column = categorical()
     table["c"] = "w"
     levels = {"a": ["x", "y"], "b": ["u", "v"], "c": ["w", "z"]}
     columns = {name: {**column, "levels": levels[name]} for name in levels}

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import categorical, continuous, discrete
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,14 +26,7 @@ from dpdask.streams import RunKey, Streams
 
 COLUMNS = ("a", "b", "c")
 USER = {"user": {"role": "drop"}}
-LEVELS = Schema.from_dict(
-    {
-        "columns": {
-            name: {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]} for name in COLUMNS
-        }
-        | USER
-    }
-)
+LEVELS = Schema.from_dict({"columns": {name: discrete([1, 2, 3]) for name in COLUMNS} | USER})
 positive = st.floats(1e-3, 1e3)
 budgets = st.builds(
     lambda epsilon, rows: Budget(
@@ -103,14 +97,9 @@ def test_the_events_cost_what_is_promised(budget, reference, shares):
 SCHEMA = Schema.from_dict(
     {
         "columns": {
-            "a": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-            "b": {
-                "role": "privatise",
-                "kind": "categorical",
-                "levels": ["x", "y"],
-                "nulls": "level",
-            },
-            "c": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
+            "a": discrete([1, 2, 3]),
+            "b": categorical(["x", "y"], nulls="level"),
+            "c": continuous([0.0, 1.0]),
             **USER,
         }
     }

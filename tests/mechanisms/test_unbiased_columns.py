@@ -5,19 +5,15 @@ import datetime as dt
 import numpy as np
 import pandas as pd
 import pytest
-from e2e.helpers import charging_entries
+from e2e.helpers import categorical, charging_entries, continuous, discrete, mixed
 
 import dpdask
 from dpdask.engine.account import open_ledger
 from dpdask.errors import SpecError
 from dpdask.privacy.audit import channel_epsilon, read_weights
 
-STARS = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
-DAYS = {
-    "role": "privatise",
-    "kind": "discrete",
-    "levels": [dt.date(2020, 1, day) for day in (1, 2, 9)],
-}
+STARS = discrete([1, 2, 3, 4, 5])
+DAYS = discrete([dt.date(2020, 1, day) for day in (1, 2, 9)])
 
 
 def dip(columns, **given):
@@ -107,17 +103,17 @@ def test_what_is_declared_is_refused_before_any_row_is_read(bits, known, message
     [
         ({"x": {**STARS, "nulls": "level"}}, {}, "column 'x': null is a level without a value"),
         (
-            {"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}},
+            {"x": categorical(["a", "b"])},
             {},
             "column 'x': .*numbers or dates",
         ),
         (
-            {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}},
+            {"x": continuous([0, 1])},
             {},
             "column 'x': .*numbers or dates",
         ),
         (
-            {"x": {"role": "privatise", "kind": "mixed", "atoms": [0]}},
+            {"x": mixed(atoms=[0])},
             {},
             "column 'x': .*numbers or dates",
         ),

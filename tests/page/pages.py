@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from e2e.helpers import run_here, write_job
+from e2e.helpers import categorical, continuous, run_here, write_job
 
 from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -24,20 +24,9 @@ ABOUT = {
     "domains": "By us.",
 }
 SCHEMA = {
-    EVIL: {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["$a$", LEVEL, "ü"],
-        "type": "string",
-    },
-    "income": {
-        "role": "privatise",
-        "kind": "continuous",
-        "bounds": [0.0, 1000.0],
-        "nulls": "level",
-        "type": "float64",
-    },
-    "day": {"role": "privatise", "kind": "continuous", "bounds": [18262, 19000], "type": "date32"},
+    EVIL: categorical(["$a$", LEVEL, "ü"], type="string"),
+    "income": continuous([0.0, 1000.0], nulls="level", type="float64"),
+    "day": continuous([18262, 19000], type="date32"),
     "group": {"role": "keep", "type": "string"},
     "name": {"role": "drop", "type": "string"},
 }

@@ -4,7 +4,7 @@ import datetime as dt
 
 import pandas as pd
 import pytest
-from e2e.helpers import refusing
+from e2e.helpers import categorical, continuous, discrete, refusing
 from page.pages import EVIL, SCHEMA, Page, release
 
 import dpdask
@@ -12,7 +12,7 @@ from dpdask.io.shards import PAGE_NAME
 from dpdask.page import render
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
-DAY = {"role": "privatise", "kind": "continuous", "bounds": DAYS, "outside": "refuse"}
+DAY = continuous(DAYS, outside="refuse")
 RANGES = {"design": "case1", "anchors": {"name": "uniform", "loc": 18262, "scale": 730}}
 
 
@@ -27,7 +27,7 @@ def read_page(card, folder):
 
 def test_a_frame_has_a_page(tmp_path):
     frame = pd.DataFrame({"day": pd.date_range(*DAYS), "x": [0, 1] * 365 + [0]})
-    columns = schema(day=DAY, x={"role": "privatise", "kind": "discrete", "levels": [0, 1]})
+    columns = schema(day=DAY, x=discrete([0, 1]))
     fitted = dpdask.DIP(columns, epsilon=1.0, reference=dpdask.Histogram()).fit(
         frame.sample(frac=1, ignore_index=True, random_state=1)
     )
@@ -63,7 +63,7 @@ def test_a_page_that_cannot_be_made_of_a_card_is_told(tmp_path, monkeypatch):
 
 
 def test_a_saved_release_has_a_page(tmp_path):
-    columns = schema(x={"role": "privatise", "kind": "categorical", "levels": ["a", "b"]})
+    columns = schema(x=categorical(["a", "b"]))
     tables = dpdask.Marginals(columns, epsilon=1.0, cliques=[["x"]]).fit(
         pd.DataFrame({"x": ["a", "b"] * 50})
     )

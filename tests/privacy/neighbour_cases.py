@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from e2e.helpers import categorical, continuous, discrete
 
 EPSILON = 0.2  # small, so that the noise covers all, and what it does not cover shows in few runs
 WHO = {"column": "who", "max_rows": 2}
-X = {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"}
-Y = {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "type": "string"}
-P = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"}
+X = discrete([0, 1, 2], type="int64")
+Y = categorical(["a", "b"], type="string")
+P = continuous([0.0, 1.0], type="float64")
 KEPT, DROPPED = {"role": "keep", "type": "int64"}, {"role": "drop"}
 DIP_SCHEMA = {"id": KEPT, "who": DROPPED, "x": X, "y": Y, "p": DROPPED, "q": DROPPED}
 CENTRAL_SCHEMA = {**DIP_SCHEMA, "id": DROPPED}

@@ -10,7 +10,17 @@ import pytest
 from distributed import Client
 from e2e.growing import add_day
 from e2e.growing import job as growing_job
-from e2e.helpers import call_cli, digests, error_line, hidden, lake, load, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    continuous,
+    digests,
+    error_line,
+    hidden,
+    lake,
+    load,
+    run_here,
+    write_job,
+)
 
 import dpdask
 from dpdask.engine import fit, write
@@ -238,9 +248,7 @@ def frame():
 
 @pytest.fixture
 def release(frame, tmp_path):
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}}
-    )
+    schema = dpdask.Schema.from_dict({"columns": {"x": continuous([0, 100])}})
     mechanism = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25))
     with mechanism.fit(frame, secrets=str(tmp_path)) as made:
         yield made

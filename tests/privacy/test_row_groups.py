@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import categorical, run_here, write_job
 
 from dpdask.engine import write as shuffle
 from dpdask.io import csv, parquet, shards
@@ -13,7 +13,7 @@ from dpdask.io import csv, parquet, shards
 N_ROWS = 2000
 SCHEMA = {
     "note": {"role": "keep", "type": "string"},
-    "ill": {"role": "privatise", "kind": "categorical", "levels": ["no", "yes"], "other": "no"},
+    "ill": categorical(["no", "yes"], other="no"),
 }
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import hidden, load, refusing, write_job
+from e2e.helpers import categorical, continuous, discrete, hidden, load, refusing, write_job
 from privacy.surfaces import Surfaces, forms
 
 from dpdask.connect import open_cluster
@@ -45,9 +45,9 @@ PLANTED |= {"name": forms(NAME), "undeclared level": forms(UNDECLARED)}
 SCHEMA = {
     "user": {"role": "keep", "type": "int64"},
     "name": {"role": "drop", "type": "string"},
-    "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64"},
-    "note": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "type": "string"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6], "type": "float64"},
+    "rating": discrete([1, 2, 3, 4, 5], type="int64"),
+    "note": categorical(["x", "y"], type="string"),
+    "income": continuous([0.0, 1e6], type="float64"),
 }
 WITHOUT_KEPT = SCHEMA | {"user": {"role": "drop", "type": "int64"}}
 ANCHORS = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e6}}
