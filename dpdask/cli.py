@@ -400,8 +400,11 @@ def abort(out: str | None, job: str | None, force: bool) -> None:
         removed = runner.abort(absolute_url(str(out)), force=force)
     else:
         removed = runner.abort_job(_load(job), force=force)
-    done = "the unfinished run is removed" if removed else "there is no unfinished run"
-    echo(f"{out or job}: {done}")
+    done = {None: "there is no unfinished run", "run": "the unfinished run is removed"}
+    done["rest"] = "the release is published and stays; the rest of its run is removed"
+    if job is None:
+        done["rest"] += "; if its job has a ledger, run the job again, so that the ledger is told"
+    echo(f"{out or job}: {done[removed]}")
 
 
 @cli.command()

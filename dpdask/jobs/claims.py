@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from dpdask.engine.account import open_ledger
-from dpdask.errors import InputError, SpecError, say_count
+from dpdask.errors import InputError, OutputError, SpecError, say_count
 from dpdask.io.shards import CARD_NAME, META
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Publication
@@ -88,6 +88,26 @@ def _find_lacking(book: Book, publication: Publication, unfinished: str) -> list
                 if claim.find(book) is None:
                     lacking.setdefault(claim.run_id, claim)
     return [*lacking.values()]
+
+
+def tell_released(job: Job, state: RunState, release: str) -> None:
+    """Tell the job's ledger of a committed release that it holds as charged alone.
+
+    Who ended the rest of its run by force may have had no ledger. Later cards count only releases
+    that the ledger knows as such.
+    """
+    if job.ledger is None or state.peek() is not None:
+        return
+    book = job.account.read()
+    if not any(entry.kind in ("intend", "draw") for entry in book.standing.values()):
+        return
+    with suppress(InputError, OutputError):
+        card = Card.read(state.publication.read_card(release), CARD_NAME)
+        place, name = card.ledger, card.release
+        if place is None or name is None or place.dataset != book.dataset:
+            return
+        if book.find_kind(name.id) in ("intend", "draw"):
+            job.account.commit(name.id)
 
 
 class Claims(NamedTuple):

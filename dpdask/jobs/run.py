@@ -48,7 +48,7 @@ from dpdask.io.shards import (
     list_manifests,
 )
 from dpdask.io.storage import Folder
-from dpdask.jobs.claims import check_known
+from dpdask.jobs.claims import check_known, tell_released
 from dpdask.jobs.growing import Growth, Next
 from dpdask.jobs.output import name_release
 from dpdask.jobs.plan import expect, list_sorted_warnings
@@ -208,6 +208,8 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             state.folder.check_removable()
             with state.records.lock():
                 growth.tidy()
+        if growth.number:
+            tell_released(job, state, name_release(job.digest, growth.number - 1))
         number, unfinished = growth.number, state.find_unfinished(job.digest)
         opened = growth.open_next(unfinished)
         if number and not opened.table.fragments:
@@ -261,6 +263,7 @@ def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | 
     if manifest is None:
         return None
     check_known(job, state)
+    tell_released(job, state, release)
     state.publication.finish()
     left, is_shared = state.peek(), state.publication.is_shared
     # the run of this release left its hidden folder, or there is one without a run
@@ -622,8 +625,12 @@ def _count_missing(output: Folder, released: Sequence[Manifest]) -> int:
     return 0 if set(LOG_FOLDERS) & set(output.names()) else count_missing(output, released)
 
 
-def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False) -> bool:
-    """Remove an unfinished run: its key, its fitted release, its shards. Return whether one was there.
+# What `abort` has removed: an unfinished run, or what a run has left whose release is published.
+Removed = Literal["run", "rest"]
+
+
+def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False) -> Removed | None:
+    """Remove an unfinished run: its key, its fitted release, its shards. Return what was removed.
 
     What a growing table has released, and what it keeps for its next release, stays. The ledger is
     needed if it keeps the run's key: that of a run whose output is in a store. A `SpecError` if the
@@ -639,11 +646,12 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
         elif list_manifests(state.output):
             hint = "to release again, remove the folder yourself; a new run spends ε again"
             raise OutputError(released, output_url, hint)
-        return False
+        return None
     if state.remove_broken():
-        return True
+        return "run"
     with state.records.lock():
-        if state.is_committed() and not force:  # else its rest goes, and the release stays
+        is_published = state.is_committed()
+        if is_published and not force:  # else its rest goes, and the release stays
             raise OutputError(released, output_url, "run the job again to finish it")
         state.remove(force=force)
         try:
@@ -652,11 +660,11 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
             if not force:
                 raise
             forget_unused(state.output, None)
-    return True
+    return "rest" if is_published else "run"
 
 
 @opens_stores
-def abort_job(job: Job, *, force: bool = False) -> bool:
+def abort_job(job: Job, *, force: bool = False) -> Removed | None:
     """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`.
 
     If its release is published, which `force` leaves, the ledger is told if it can be: cards of later

@@ -342,18 +342,38 @@ def test_the_order_in_which_a_key_names_its_columns_is_nothing(tmp_path, url):
     assert (rows_in(made), spent(url)) == ([N, 7], 1.0)
 
 
-@pytest.mark.parametrize("point", ["manifest-written", "uncommitted"])
-def test_the_ledger_is_told_of_a_release_whose_rest_is_removed_by_force(point, tmp_path, url):
+@pytest.mark.few(5)
+@pytest.mark.parametrize(
+    ("growing", "format_", "point"),
+    [
+        ({"row_key": KEY}, "parquet", "manifest-written"),
+        ({"row_key": KEY}, "delta", "uncommitted"),
+        (False, "parquet", "uncommitted"),
+        (False, "delta", "manifest-written"),
+    ],
+)
+@pytest.mark.parametrize("by", ["job", "output"])
+def test_the_ledger_is_told_of_a_release_whose_rest_is_removed_by_force(
+    by, growing, format_, point, tmp_path, url
+):
     """Else the cards of later releases would leave it out of what was spent."""
     source = tmp_path / "lake"
-    made = job(tmp_path / "job", source, ledger=at(url), growing={"row_key": KEY})
+    given = {"ledger": at(url), "growing": growing, "output__format": format_}
+    made = job(tmp_path / "job", source, **given)
     add_day(source, 0)
-    run_here(made)
-    add_day(source, 1)
+    if growing:
+        run_here(made)
+        add_day(source, 1)
     with dying(point):
         run_here(made)
-    done = call_cli("abort", "--job", made, "--force")
+    released_ = digests(output(made))
+    done = call_cli("abort", *(("--job", made) if by == "job" else (output(made),)), "--force")
     assert (done.returncode, done.stderr) == (0, "")
-    assert kinds(url) == ["intend", "commit"] * 2
-    assert run_here(made).status == "nothing new"
-    assert (rows_in(made), spent(url)) == ([N, N], 1.0)
+    assert "the release is published and stays; the rest of its run is removed" in done.stdout
+    assert digests(output(made)) == released_
+    assert not hidden(output(made)).exists()
+    # without its job, no ledger is known; the next run tells it
+    assert ("run the job again" in done.stdout) == (kinds(url)[-1] == "intend") == (by == "output")
+    assert run_here(made).status == ("nothing new" if growing else "already released")
+    assert kinds(url) == ["intend", "commit"] * (2 if growing else 1)
+    assert spent(url) == 1.0

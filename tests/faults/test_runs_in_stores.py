@@ -217,11 +217,11 @@ def test_abort(point, store, drivers, source, keys, tmp_path):
     drivers.run("run", job, point=point, environment=environment(store, tmp_path))
     written = store.folder.child("_dpdask").names()
     assert ("measured.arrow" in written) == (point == "card-created")
-    assert abort(store.folder.url) is True
+    assert abort(store.folder.url) == "run"
     assert store.folder.names() == []
     assert store.folder.sibling(".", ".dpdask").names() == []
     assert kept(keys) == []
-    assert abort(store.folder.url) is False
+    assert abort(store.folder.url) is None
 
 
 @pytest.mark.more
@@ -392,7 +392,7 @@ def test_a_run_whose_records_cannot_be_read_is_aborted(
     )
     with pytest.raises(OutputError, match="abort"):
         run_here(job)
-    assert abort(store.folder.url) is True
+    assert abort(store.folder.url) == "run"
     assert kept(keys) == []
     assert hidden.names() == []
 
@@ -491,7 +491,7 @@ def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     with pytest.raises(OutputError, match="released already"):
         abort(store.folder.url)
-    assert abort(store.folder.url, force=True) is True
+    assert abort(store.folder.url, force=True) == "rest"
     assert run_here(job).status == "already released"
     check_released(store.folder, quiet, tmp_path / "nowhere")
 
