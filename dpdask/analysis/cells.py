@@ -13,7 +13,7 @@ import pandas as pd
 
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, Points
-from dpdask.analysis.results import Question, Result
+from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.cells import FEW_ROWS
 from dpdask.errors import InputError, SpecError, list_names
@@ -127,7 +127,7 @@ class _Tabulated:
 class JointCells(OpenedPoints):
     """What is released of the cells of a perturbed histogram."""
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         names = asked.names
         if asked.kind not in ("slope", "fit") or asked.kind in self.refusals:
             answer = super()._plan(asked)
@@ -489,7 +489,7 @@ class OpenedTables(OpenedPoints):
         ),
     }
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         self._find_table(asked.names)
         return super(OpenedTables, self)._plan(asked)
 

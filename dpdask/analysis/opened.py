@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.analysis.results import N_BINS, Question, clip_to
+from dpdask.analysis.results import N_BINS, Query, clip_to
 from dpdask.analysis.results import Result as Result
 from dpdask.codec import is_real
 from dpdask.engine.lazy import read_frame, read_shards
@@ -373,7 +373,7 @@ class OpenedRelease:
             self._column(name)
         if len(set(names)) < len(names):
             raise SpecError("a column is named twice", question, "name each column once")
-        answer = self._plan(Question(kind=question, names=names, **options))
+        answer = self._plan(Query(kind=question, names=names, **options))
         if question in OF_SEVERAL and len(names) == 1:
             raise SpecError(
                 "a regression needs a column that explains",
@@ -392,7 +392,7 @@ class OpenedRelease:
             found = replace(found, limits=(limit, *found.limits))
         return cast("Result", found)
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         """Return what computes an answer; refuse a question that the release does not answer, by its card and types alone."""
         raise NotImplementedError
 
@@ -407,7 +407,7 @@ class OpenedRelease:
             if question in OF_NUMBERS and not all(map(self._has_numbers, names)):
                 continue
             with suppress(SpecError):
-                self._plan(Question(kind=question, names=names))
+                self._plan(Query(kind=question, names=names))
                 return True
         return False
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dpdask.analysis.measured import MeasuredAnswers
 from dpdask.analysis.opened import OpenedRelease
 from dpdask.analysis.points import Points
-from dpdask.analysis.results import Question, Result
+from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import (
     DateScale,
     cell_ends,
@@ -48,7 +48,7 @@ class OpenedPoints(OpenedRelease):
         """Return the points of some columns."""
         raise NotImplementedError
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         kind, names = asked.kind, asked.names
         first, *others = names
         if kind == "quantile" and others:
@@ -65,7 +65,7 @@ class OpenedPoints(OpenedRelease):
         values = self._level_values(first, asked.values, asked.within) if kind == "mean" else None
         return partial(self._put, asked, values)
 
-    def _put(self, asked: Question, values: Floats | None) -> Result:
+    def _put(self, asked: Query, values: Floats | None) -> Result:
         """Answer by the noisy counts of a column, where they are released and it is alone, else by points."""
         first, *others = asked.names
         measured = None if asked.kind in ("crosstab", "slope") else self._find_measured(first)

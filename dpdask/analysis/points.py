@@ -29,6 +29,7 @@ from dpdask.analysis.values import (
     to_numbers,
     without_levels,
 )
+from dpdask.arrays import Flags
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
@@ -41,6 +42,11 @@ NO_VARIANCE = "the variance of the feature cannot be told from the noise"
 _SPIKES = 0.25  # the share of the rows that stand out of the cells beside theirs
 _VARIES = 4.0  # standard deviations of its noise that the variance of a feature has at least
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
+_NOT_BY_GROUP = (
+    "the cells do not tell how its numbers differ by group: the bound on the bias is larger than half of the means, and than half of the range that nine "
+    "tenths of the rows lie in"
+)
+_USE_ALL = "use mean() of all rows, or mean(within=(low, high), by=…) with a narrow range"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
 _NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
@@ -100,8 +106,6 @@ class Points:
         placed, doubt, beyond = self.place(name, ends) if values is None else (None, 0.0, 0.0)
 
         def number(frame: pd.DataFrame) -> Floats:
-            if placed is not None and frame is self.frame:
-                return placed
             if values is None:
                 return np.clip(to_numbers(frame[name], name), *ends)
             return values[find_levels(frame[name], self._levels_of(name), name)]
@@ -112,7 +116,7 @@ class Points:
 
         groups = self._levels_of(by) if by is not None else [None]
         n = len(groups)
-        code, x = group(self.frame), number(self.frame)
+        code, x = group(self.frame), number(self.frame) if placed is None else placed
         moved, shift = self._lean(name, None if values is not None else by, x, ends, beyond)
         here = np.isfinite(x)
         x, code, weights = (x + moved)[here], code[here], self.weights[here] / self.weights.sum()
@@ -128,7 +132,7 @@ class Points:
             spread = np.maximum(add_up(weights * (x - mean[code]) ** 2, code, n), 0.0)
             is_few = told & (share < _DELTA * doubts)
             noise = cells.variance * cells.add_squares(numbers, place, mean, is_few)
-            noise += add_up((weights * np.broadcast_to(doubt, here.shape)[here]) ** 2, code, n)
+            noise += self._vary_places(name, weights, code, here, doubt, n)
             variance = (self.sampling * spread + noise) / share**2
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
@@ -142,6 +146,8 @@ class Points:
         still = error <= _STILL * np.abs(x).max(initial=0.0)
         is_number = values is None and name not in self.levels
         is_loose = is_number and not self.biased and self._is_loose(x, weights, mean, bias)
+        if is_loose and by is not None:
+            raise SpecError(_NOT_BY_GROUP, f"mean({name}, by={by})", _USE_ALL)
         is_wide = is_number and self.biased and within is None
         true = (not here.all(), still.any(), is_wide, is_loose, not told.all(), moved.any())
         said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE, _NO_GROUP, MODEL), true)
@@ -149,6 +155,23 @@ class Points:
         index = pd.Index(list(groups), name=by) if by else None
         found = self._tell(name, parts, index, self._possible(name, values, within))
         return replace(found, limits=(*self.limits, *said))
+
+    def _vary_places(
+        self,
+        name: str,
+        weights: Floats,
+        code: Codes,
+        here: Flags,
+        doubt: Floats | float,
+        n: int,
+    ) -> Floats | float:
+        """Return the variance of the sums of n groups by the errors of places: the points of a cell have one."""
+        if isinstance(doubt, float):
+            return doubt
+        _, cell = np.unique(self.ends[name][0][here], return_inverse=True)
+        n_cells = int(cell.max(initial=0)) + 1
+        sums = add_up(weights * doubt[here], code * n_cells + cell, n * n_cells)
+        return (sums.reshape(n, n_cells) ** 2).sum(axis=1)
 
     def _lean(
         self,

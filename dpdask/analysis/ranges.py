@@ -16,7 +16,7 @@ import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened_points import KeptColumns
-from dpdask.analysis.results import Question, Result
+from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import count_since_1970, read_within, to_numbers
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle
@@ -193,7 +193,7 @@ class OpenedRanges(KeptColumns):
         "fit": ("the release holds rows, not weighted cells", "use slope() or regress()"),
     }
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         question, names = asked.kind, asked.names
         first, *others = names
         if question in ("slope", "regress"):

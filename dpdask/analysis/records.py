@@ -11,7 +11,7 @@ import numpy as np
 from dpdask.analysis.measured import average_margin, average_pair
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import Points
-from dpdask.analysis.results import Question
+from dpdask.analysis.results import Query
 from dpdask.analysis.values import NoisyCells, find_scales
 from dpdask.inference.measured import MeasuredColumn
 
@@ -34,7 +34,7 @@ class OpenedRecords(OpenedPoints):
         ),
     }
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         self._check_released(asked.names)
         return super(OpenedRecords, self)._plan(asked)
 

@@ -218,7 +218,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Query:
     """What a release is asked: its kind, the columns, and how."""
 
     kind: str

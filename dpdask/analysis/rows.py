@@ -17,7 +17,7 @@ from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened_points import AVERAGES, KeptColumns, read_as_python
 from dpdask.analysis.points import Points
 from dpdask.analysis.ranks import RankAnswers, to_floats
-from dpdask.analysis.results import Question, Result, clip_to, find_half
+from dpdask.analysis.results import Query, Result, clip_to, find_half
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
 from dpdask.inference.noisy_ranks import NoisyRanks
@@ -107,7 +107,7 @@ class OpenedRows(KeptColumns):
         ),
     }
 
-    def _plan(self, asked: Question) -> Callable[[], Any]:
+    def _plan(self, asked: Query) -> Callable[[], Any]:
         self._check_released(asked.names)
         answer = self._plan_rows(asked)
         if self._is_weighed(asked):
@@ -122,7 +122,7 @@ class OpenedRows(KeptColumns):
 
         return answer_of_released
 
-    def _plan_rows(self, asked: Question) -> Callable[[], Any]:
+    def _plan_rows(self, asked: Query) -> Callable[[], Any]:
         question, names = asked.kind, asked.names
         first, *others = names
         private = [name for name in names if not self._is_kept(name)]
@@ -182,7 +182,7 @@ class OpenedRows(KeptColumns):
             )
         return super(OpenedRows, self)._plan(asked)
 
-    def _is_weighed(self, asked: Question) -> bool:
+    def _is_weighed(self, asked: Query) -> bool:
         """Return whether the whole table is estimated: numbers of rows are published, and the noise of each private column is a known channel."""
         names = asked.names
         unit = self.content["guarantee"]["unit"]
@@ -203,7 +203,7 @@ class OpenedRows(KeptColumns):
         along = any(self._column(name).get("parent") is not None for name in private)
         return asked.kind in ("share", "crosstab") and (len(private) < 2 or not along)
 
-    def _answer_of_table(self, asked: Question) -> Result:
+    def _answer_of_table(self, asked: Query) -> Result:
         from dpdask.analysis.weighted import WeightedAnswers  # many releases have no weights
         from dpdask.inference.debias import ReleasedColumn
 
@@ -224,7 +224,7 @@ class OpenedRows(KeptColumns):
 
     # ---- numbers whose noise is a channel on ranks
 
-    def _plan_ranks(self, asked: Question) -> Callable[[], Any] | None:
+    def _plan_ranks(self, asked: Query) -> Callable[[], Any] | None:
         """Return what answers a question about a column of numbers by the channel of its ranks; None if that is not known or not needed."""
         question, names = asked.kind, asked.names
         name, *others = names

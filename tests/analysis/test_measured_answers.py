@@ -16,6 +16,7 @@ from scipy import stats
 
 import dpdask
 from dpdask.analysis.measured import MeasuredAnswers, average_margin, place_in_cells
+from dpdask.analysis.points import Points
 from dpdask.codec import codec_for
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.privacy.events import DiscreteGaussian
@@ -182,6 +183,40 @@ def test_rows_of_a_cell_are_where_fine_counts_say_and_in_doubt_where_these_are_n
             assert beyond[0] > doubt
         assert doubts[1] == pytest.approx(500.0)  # nobody is there
         assert (values[2], doubts[2]) == (7.0, 0.0)
+
+
+def test_points_of_one_cell_err_together():
+    """A point that is told as a hundred with its weight says the same of each group."""
+    schema = Schema.from_dict({"columns": {"pay": continuous([0, 1000])}})
+    codec = codec_for("pay", schema.columns["pay"], pa.float64())
+    hierarchy, rng = Hierarchy(make_grid(codec)), np.random.default_rng(4)
+    exact = hierarchy.count(
+        CellCounts.of_batch(hierarchy.cells, pa.array(rng.uniform(0, 1000, 5_000)))
+    )
+    event = DiscreteGaussian(sigma=60.0, sensitivity=1.5, adjacency="replace-one", count=3)
+    noisy = exact + np.rint(rng.normal(0.0, 60.0, exact.size)).astype(np.int64)
+    fine = MeasuredColumn.read(hierarchy.list_counts("pay", noisy, event), 5_000.0)
+
+    def ask(n_parts):
+        low = np.tile([0.0, 100.0, 0.0, 100.0], n_parts)
+        high = np.where(low == 0.0, 100.0, 200.0)
+        town = np.tile(["a", "a", "b", "b"], n_parts)
+        points = Points(
+            frame=pd.DataFrame({"pay": (low + high) / 2.0, "town": town}),
+            weights=np.full(4 * n_parts, 1_250.0 / n_parts),
+            n_rows=5_000,
+            sampling=1e-12,
+            levels={"town": ["a", "b"]},
+            ends={"pay": (low, high)},
+            fine={"pay": fine},
+            bounds={"pay": (0.0, 1_000.0)},
+        )
+        return points.mean("pay", by="town", within=(0.0, 1_000.0))
+
+    one, many = ask(1), ask(100)
+    assert one.standard_error.min() > 1.0
+    assert many.standard_error.to_numpy() == pytest.approx(one.standard_error.to_numpy())
+    assert many.estimate.to_numpy() == pytest.approx(one.estimate.to_numpy())
 
 
 @pytest.mark.parametrize(
