@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +26,6 @@ from dpdask.version import __version__
 if TYPE_CHECKING:
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
-    from dpdask.mechanisms.mechanism import Description
     from dpdask.schemas import Name
     from dpdask.terminal.metrics import Metrics
     from dpdask.terminal.progress import LogFormat, Report
@@ -110,6 +109,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return {key: value for key, _, value in pairs}
 
 
+_scheduler = click.option(
+    "--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster."
+)
 _job = click.argument("job", type=click.Path(dir_okay=False))
 _out = click.argument("out", required=False)
 _set = click.option(
@@ -212,9 +214,7 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @_job
 @_set
 @_json
-@click.option(
-    "--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster."
-)
+@_scheduler
 @click.option(
     "--metrics",
     "metrics_file",
@@ -232,12 +232,13 @@ def run(
 ) -> None:
     """Run a job, or resume it; a finished job is not changed."""
     from dpdask.terminal.progress import show_progress
+    from dpdask.terminal.texts import describe_outcome
 
     with (
         _measure(metrics_file) as metrics,
         show_progress(log_format, metrics) as report,  # before anything that is slow to import
     ):
-        loaded, warned, outcome = _run(job, settings, scheduler, report)
+        loaded, warned, outcome = _run(partial(_load, job, settings), scheduler, report)
         balance = _read_balance(loaded)
         if metrics is not None:
             dataset = "" if loaded.ledger is None else loaded.ledger.dataset
@@ -260,7 +261,8 @@ def run(
         "unprotected": described.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    _show(as_json, result, _outcome_text(loaded, described, result))
+    told = {"how": described.how, "promise": described.guarantee(loaded.file.output.order)}
+    _show(as_json, result, describe_outcome(loaded.file.name, result, told))
     if not as_json and sys.stderr.isatty():
         # exact counts of the private table, so that they are not logged or passed on
         changed = "values were outside its domain and were changed as the schema says"
@@ -307,14 +309,14 @@ def _show(as_json: bool, result: dict[str, Any], text: str) -> None:
 
 
 def _run(
-    job: str, settings: dict[str, str], scheduler: str | None, report: Report
+    load: Callable[[], Job], scheduler: str | None, report: Report
 ) -> tuple[Job, tuple[str, ...], Outcome]:
     with step("reading the job", logging.DEBUG):
         from dpdask.connect import check_cluster
         from dpdask.jobs.lineage import report_lineage
         from dpdask.jobs.run import run_job
 
-        loaded = _load(job, settings)
+        loaded = load()
         warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         _warn(warning)
@@ -342,6 +344,31 @@ def _open(job: Job, scheduler: str | None) -> Iterator[None]:
         with step("starting the workers", logging.DEBUG if here else logging.INFO):
             opened.enter_context(open_cluster(job.cluster, scheduler))
         yield
+
+
+@cli.command()
+@_job
+@_set
+@click.option("--epsilon", type=float, help="What the search costs.")
+@click.option("--delta", type=float, help="Its δ; by default that of the job.")
+@_json
+@_scheduler
+@_log_format
+def discover(
+    job: str, as_json: bool, scheduler: str | None, log_format: LogFormat, **given: Any
+) -> None:
+    """Find levels that nobody can list, under privacy, and write them into the job's schema."""
+    from dpdask.jobs.discovery import find_written, load_discovery, write_levels
+    from dpdask.terminal.progress import show_progress
+    from dpdask.terminal.texts import describe_levels
+
+    if (result := find_written(job)) is None:
+        with show_progress(log_format) as report:
+            load = partial(load_discovery, job, **given)
+            loaded, warned, outcome = _run(load, scheduler, report)
+            result = write_levels(loaded, job, outcome) | {"balance": _read_balance(loaded)}
+        result["warnings"] = [*warned, *outcome.warnings]
+    _show(as_json, result, describe_levels(result))
 
 
 @cli.command()
@@ -752,25 +779,6 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
     with suppress(DpdaskError):
         return None if (balance := job.account.read_balance()) is None else asdict(balance)
     return None
-
-
-def _outcome_text(job: Job, described: Description, result: dict[str, Any]) -> str:
-    warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
-    if result["status"] == "nothing new":
-        return "\n".join(
-            [f"{job.file.name}: nothing new", f"  where     {result['output']}", *warnings]
-        )
-    lines = [
-        f"{job.file.name}: {result['status']}"
-        + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
-        f"  where     {result['output']}",
-        f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {described.how}",
-        f"  promise   {described.guarantee(job.file.output.order)}",
-        *warnings,
-        *([f"  quality   {result['quality']}"] if result["quality"] else []),
-    ]
-    return "\n".join(lines)
 
 
 def _warn(warning: str) -> None:

@@ -103,6 +103,17 @@ class LevelCodec:
             return 0
         return int(self._look_up(array).null_count) - (0 if self.nulls else int(array.null_count))
 
+    def read_keys(self, array: pa.Array) -> pa.Array:
+        """Return the values that are not null, whatever the levels are: plain, or as a dictionary that is encoded already."""
+        type_ = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        # a null may also stand in a dictionary, where it is not counted
+        if type_ != self.type or (type_ != array.type and array.dictionary.null_count):
+            array = _plain(array, self.name, self.type)
+        if array.null_count and not self.nulls:
+            raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
+        plain = _comparable(array)  # Arrow selects none of its views
+        return plain.drop_null() if plain.null_count else plain
+
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
         first = self._first_of_run()
@@ -330,15 +341,14 @@ def _check_zone(name: str, type_: pa.DataType) -> None:
 
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
-    assert column.levels is not None
-    levels = _convert_type(name, column.levels, type_)
+    levels = _convert_type(name, column.listed, type_)
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, type_), levels])
     instead = {
         "null": 0,
         "other": None
-        if column.other is None
-        else column.levels.index(column.other) + int(column.nulls == "level"),
+        if column.other is None or column.discovers
+        else column.listed.index(column.other) + int(column.nulls == "level"),
     }
     return LevelCodec(
         name=name,

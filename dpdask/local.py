@@ -163,11 +163,10 @@ def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[
     common = {"kind": declared.kind, "epsilon": mechanism.epsilon}
     if isinstance(mechanism, LevelMechanism):
         assert codec.has_levels
-        assert declared.levels is not None
         nulls = [None] if codec.levels.null_count else []
         whole = pa.types.is_integer(codec.levels.type)
         return common | {
-            "levels": nulls + [_plain(level, whole=whole) for level in declared.levels]
+            "levels": nulls + [_plain(level, whole=whole) for level in declared.listed]
         }
     assert not codec.has_levels
     common |= _reference(codec, mechanism.distribution)

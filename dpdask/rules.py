@@ -122,9 +122,9 @@ def check_levels(schema: Schema) -> None:
     levels = {}
     for name in dict.fromkeys(name for rule in schema.rules for name in rule.names):
         column = schema.columns[name]
-        if column.levels is not None:
-            is_large = any(type(level) is int and level >= 2**63 for level in column.levels)
-            type_ = pa.uint64() if is_large else pa.array(list(column.levels)).type
+        if column.listed:
+            is_large = any(type(level) is int and level >= 2**63 for level in column.listed)
+            type_ = pa.uint64() if is_large else pa.array(list(column.listed)).type
             levels[name] = make_cells(codec_for(name, column, type_), 1)
     CellRules.of([rule for rule in schema.rules if set(rule.names) <= set(levels)], levels)
 

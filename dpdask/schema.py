@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
@@ -32,6 +33,8 @@ Level = bool | int | float | str | dt.date
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
+DISCOVER = "discover"
+_N_LEVELS = f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it, or find the commonest by `levels: discover`"
 _LONGEST_SHOWN = 60  # characters of a level that a message names
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
@@ -46,6 +49,12 @@ def _as_levels(value: object) -> object:
             "a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`"
         )
     return tuple(value)
+
+
+def _as_levels_or_discover(value: object) -> object:
+    if value in ([], ()):
+        raise ValueError(_N_LEVELS)
+    return () if value == DISCOVER else _as_levels(value)
 
 
 def _as_level(value: object) -> object:
@@ -81,6 +90,15 @@ def _as_bounds(value: object) -> object:
 
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
+_ONE_LEVEL = [{"type": each} for each in ("boolean", "integer", "number", "string")]
+# an empty tuple stands for levels that are yet to be found
+LevelsOrDiscover = Annotated[
+    tuple[Level, ...],
+    BeforeValidator(_as_levels_or_discover),
+    WithJsonSchema(
+        {"anyOf": [{"const": DISCOVER}, {"type": "array", "items": {"anyOf": _ONE_LEVEL}}]}
+    ),
+]
 Bound = float | dt.datetime | dt.date
 Bounds = Annotated[tuple[Bound, Bound], BeforeValidator(_as_bounds)]
 
@@ -92,6 +110,23 @@ class _Plain(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class Provenance(Document):
+    """How the levels of a column were found: what that cost, and when."""
+
+    epsilon: float = Field(gt=0)
+    """The ε of the run that found them, which no later job pays again."""
+    delta: float = Field(gt=0, lt=1)
+    """Its δ."""
+    date: str | None = Field(default=None, pattern=r"\d{4}-\d\d-\d\d$")
+    """The day on which the run began, in UTC, as a text."""
+    release: str | None = None
+    """The name of the run, which the ledger and the card of the found levels have too."""
+    entry: str | None = None
+    """The digest of the entry that charged it to a ledger."""
+    insecure: bool = False
+    """Whether the noise came from a seed, so that the levels protect nobody."""
 
 
 class Column(Document):
@@ -113,8 +148,13 @@ class Column(Document):
     (unordered), `continuous` (numbers, whole or not, or times), or `mixed` (declared atoms, and
     continuous between them).
     """
-    levels: Levels | None = None
-    """The public domain of a discrete column (strictly increasing) or a categorical one (distinct)."""
+    levels: LevelsOrDiscover | None = None
+    """The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
+    `discover`, of a categorical column with an `other`: `dpdask discover` finds those that enough
+    units have, under privacy, and writes them here.
+    """
+    found: Provenance | None = None
+    """How the levels were found, where `dpdask discover` wrote them."""
     bounds: Bounds | None = None
     """The public closed range of a continuous or mixed column; none means the whole line. For dates
     and times: two dates or times, such as 2020-01-01 (as the upper bound of times, a date means
@@ -156,7 +196,13 @@ class Column(Document):
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out default values, so that the digests of jobs and surveys that do not mention values outside do not change."""
         written: dict[str, Any] = plain(self)
-        usual = {"outside": None if self.role != "privatise" else _usual(written), "other": None}
+        usual = {
+            "outside": None if self.role != "privatise" else _usual(written),
+            "other": None,
+            "found": None,
+        }
+        if self.discovers:
+            written["levels"] = DISCOVER
         return {
             key: value for key, value in written.items() if key not in usual or value != usual[key]
         }
@@ -166,7 +212,7 @@ class Column(Document):
         if self.role != "privatise":
             given = [
                 key
-                for key in ("kind", "levels", "bounds", "atoms", "outside", "other")
+                for key in ("kind", "levels", "found", "bounds", "atoms", "outside", "other")
                 if getattr(self, key) is not None
             ]
             if given:
@@ -196,7 +242,9 @@ class Column(Document):
                 raise ValueError(f"a {self.kind} column takes no {key}")
             if not given and key in takes and key != "bounds":
                 raise ValueError(f"a {self.kind} column needs {key}")
-        if self.kind == "categorical":
+        if self.discovers:
+            self._check_discovery()
+        elif self.kind == "categorical":
             _check_distinct(self.levels or ())
         elif self.kind == "discrete":
             _check_increasing("levels", self.levels or ())
@@ -205,6 +253,18 @@ class Column(Document):
         if self.bounds is not None:
             self._check_bounds(*map(_position, self.bounds))
         self._check_outside()
+
+    def _check_discovery(self) -> None:
+        if self.kind != "categorical":
+            raise ValueError(
+                f"the levels of a {self.kind} column cannot be found; list them, or declare it categorical, or continuous with bounds"
+            )
+        if self.other is None or self.found is not None:
+            raise ValueError(
+                "`levels: discover` needs the level that replaces values that are not found: declare `other: <level>`"
+                if self.other is None
+                else "`found` belongs to levels that were found; remove it, or list the levels"
+            )
 
     def _check_bounds(self, low: float, high: float) -> None:
         finite = math.isfinite(low) and math.isfinite(high)
@@ -232,7 +292,7 @@ class Column(Document):
         mend = "declare `other: <level>`" if self.has_levels else "declare bounds"
         is_level = any(
             other == level and isinstance(other, bool) == isinstance(level, bool)  # 1 == True
-            for level in self.levels or ()
+            for level in self.listed
         )
         wrong = {
             f"`outside: clip` needs bounds to clip to; {mend}": (
@@ -270,6 +330,8 @@ class Column(Document):
     @property
     def domain_in_words(self) -> str:
         """The public domain: the levels, or the bounds and the atoms; empty if none is declared."""
+        if self.discovers:
+            return "levels that are yet to be found"
         if self.levels is not None:
             return f"{len(self.levels)} levels: {_shorten(self.levels)}"
         bounds = "" if self.bounds is None else f"{self.bounds[0]} to {self.bounds[1]}"
@@ -278,6 +340,16 @@ class Column(Document):
             if self.atoms is None
             else f"{bounds}, atoms {_shorten(self.atoms)}".removeprefix(", ")
         )
+
+    @property
+    def discovers(self) -> bool:
+        """Whether its levels are yet to be found."""
+        return self.levels == ()
+
+    @property
+    def listed(self) -> tuple[Level, ...]:
+        """The levels that are known: before others are found, only that which replaces them; empty without levels."""
+        return (self.other,) if self.discovers and self.other is not None else self.levels or ()
 
     @property
     def has_levels(self) -> bool:
@@ -339,9 +411,7 @@ def _say_level(level: Level) -> str:
 
 def _check_distinct(levels: tuple[Level, ...]) -> None:
     if not 1 <= len(levels) <= MAX_LEVELS:
-        raise ValueError(
-            f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it"
-        )
+        raise ValueError(_N_LEVELS)
     if (
         len({type(level) for level in levels} - {int, float})
         + any(type(level) in (int, float) for level in levels)
@@ -543,6 +613,11 @@ class Schema(Document):
     def privatised(self) -> tuple[str, ...]:
         """The names of the privatised columns, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.role == "privatise")
+
+    @property
+    def discovered(self) -> tuple[str, ...]:
+        """The names of the columns whose levels are yet to be found, in the schema's order."""
+        return tuple(name for name, column in self.columns.items() if column.discovers)
 
     def check_privatised(self, where: str) -> None:
         """Check that a column is privatised.

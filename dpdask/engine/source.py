@@ -396,11 +396,11 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
     else:
         values: Any = ()
         if declared is not None:
-            values = declared.levels or declared.bounds or declared.atoms or ()
+            values = declared.listed or declared.bounds or declared.atoms or ()
         example = next(iter(values), None)
         types = set(map(type, values))
         if types and types <= {int, float}:
-            whole = declared is not None and declared.levels and types == {int}
+            whole = declared is not None and declared.listed and types == {int}
             return pa.int64() if whole else pa.float64()
     if type(example) is dt.date:
         return pa.date32()

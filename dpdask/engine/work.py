@@ -222,7 +222,7 @@ def make_table_work(
     columns = {
         name: (schema.columns[name], released.field(name).type) for name in schema.privatised
     }
-    unit = None if mechanism.budget is None else mechanism.budget.unit_column
+    unit = mechanism.budget.unit_column if mechanism.budget and mechanism.bounds_rows else None
     work = TableWork(
         types=types,
         released=released,

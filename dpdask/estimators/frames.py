@@ -134,7 +134,7 @@ def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
     is_lazy = not isinstance(frame, pd.DataFrame)
     for name in schema.privatised:
         column, type_ = schema.columns[name], types.field(name).type
-        declared = (*(column.levels or ()), *(column.bounds or ()), *(column.atoms or ()))
+        declared = (*column.listed, *(column.bounds or ()), *(column.atoms or ()))
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
         if not is_text or (declared and isinstance(declared[0], str)):
             continue

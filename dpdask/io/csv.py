@@ -159,7 +159,7 @@ def csv_type(column: Column) -> pa.DataType:
             return pa.timestamp("us")
         has_dates = any(isinstance(value, dt.date) for value in declared)
         return pa.date32() if has_dates else pa.float64()
-    domain = column.levels or ("",)
+    domain = column.listed or ("",)
     if isinstance(domain[0], bool):
         return pa.bool_()
     if isinstance(domain[0], dt.date):

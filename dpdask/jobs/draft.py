@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.files import FoundColumn
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.spec import Input
-from dpdask.schema import MAX_LEVELS, Level, Schema
+from dpdask.schema import DISCOVER, MAX_LEVELS, Level, Schema
 
 Line = tuple[str, str, str]  # key, value, comment
 
@@ -27,7 +27,7 @@ _HEAD = """\
 # Replace each TODO, or remove its line; `dpdask validate JOB` names those that are left.
 #   role    privatise, keep (public: copied as it is) or drop. A column that is kept or dropped has a role alone.
 #   kind    categorical or discrete (with levels), continuous (with bounds), or mixed (with bounds and atoms).
-#   levels  all values that are possible; `other: <level>` replaces every other value.
+#   levels  all values that are possible; `other: <level>` replaces every other value. discover: nobody can list them, and `dpdask discover` will.
 #   bounds  the lowest and the highest possible value, such as [0, 120] or [2000-01-01, 2024-12-31]; values outside are clipped.
 #   nulls   level (null is one more value) or refuse (a null stops the job); the files allow nulls in the columns that have this key here.
 # Levels and bounds must be public knowledge, such as a code list or a legal range: what was looked up in the table reveals its values.
@@ -139,12 +139,10 @@ def _leave_domain(type_: pa.DataType | None) -> list[Line]:
 def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     """Return the kind and the levels of a column that a code list names: numbers and dates in increasing order."""
     where = f"levels of {column.name!r}"
-    if not 1 <= len(texts) <= MAX_LEVELS:
-        raise SpecError(
-            f"a column may have between 1 and {MAX_LEVELS:,} levels",
-            where,
-            "declare bounds instead of them, or merge levels",
-        )
+    if len(texts) > MAX_LEVELS:
+        why = f"of {len(texts):,} levels `dpdask discover` finds the commonest, {MAX_LEVELS:,} at most"
+        rest = ("other", "TODO", "the level that replaces all others")
+        return [("kind", "categorical", ""), ("levels", DISCOVER, why), rest]
     type_ = column.type or pa.string()
     try:
         levels: list[Level] = (
@@ -157,16 +155,8 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     if len(set(levels)) < len(levels):
         raise SpecError("a level is repeated", where, "correct the list of levels")
     ordered = not isinstance(levels[0], str | bool)
-    lines, row = [], ""
-    for text in map(_write_level, sorted(levels) if ordered else levels):
-        if row and len(row) + len(text) > _WIDTH:
-            lines.append(row.rstrip())
-            row = ""
-        row += f"{text}, "
-    shown, kind = (
-        "\n      ".join([*lines, row.removesuffix(", ")]),
-        "discrete" if ordered else "categorical",
-    )
+    shown = wrap_levels(map(_write_level, sorted(levels) if ordered else levels))
+    kind = "discrete" if ordered else "categorical"
     try:
         read = Schema.from_dict(
             {
@@ -174,7 +164,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
                     "x": {
                         "role": "privatise",
                         "kind": kind,
-                        "levels": parse_value(f"[{shown}]", where),
+                        "levels": parse_value(shown, where),
                     }
                 }
             }
@@ -190,7 +180,18 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
             where,
             "declare bounds, or store the column in another type",
         ) from None
-    return [("kind", kind, ""), ("levels", f"[{shown}]", "")]
+    return [("kind", kind, ""), ("levels", shown, "")]
+
+
+def wrap_levels(texts: Iterable[str]) -> str:
+    """Return levels as a list in YAML, of lines that are not too long."""
+    lines, row = list[str](), ""
+    for text in texts:
+        if row and len(row) + len(text) > _WIDTH:
+            lines.append(row.rstrip())
+            row = ""
+        row += f"{text}, "
+    return "[" + "\n      ".join([*lines, row.removesuffix(", ")]) + "]"
 
 
 def _write_level(level: Level) -> str:

@@ -545,8 +545,8 @@ def make_job_card(
         order=job.file.output.order,
     )
     card = make_card(section, name=job.file.name, insecure=insecure)
-    roles = {name: column.role for name, column in job.schema.columns.items()}
-    changes: dict[str, Any] = {"dropped": [name for name, role in roles.items() if role == "drop"]}
+    columns = opened.mechanism.schema.columns.items()
+    changes: dict[str, Any] = {"dropped": [name for name, each in columns if each.role == "drop"]}
     if opened.table.version is not None:
         version = {"format": opened.table.format, "version": opened.table.version}
         changes["input"] = InputVersion.model_validate(version)

@@ -488,7 +488,11 @@ def check_seed(file: JobFile) -> None:
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
 
 
-def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job:
+def load_job(
+    path: str | Path,
+    settings: Mapping[str, str] | None = None,
+    derive: Callable[[dict[str, Any]], None] | None = None,
+) -> Job:
     """Return the job in a file, with `--set` settings applied.
 
     Parameters
@@ -497,6 +501,8 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
         The job's YAML file; relative paths in it are relative to its folder.
     settings
         Dotted keys and their values as YAML, for instance `{"privacy.epsilon": "2"}`.
+    derive
+        Makes another job of the contents of the file and the settings.
     """
     path = Path(path)
     text = replace(
@@ -505,6 +511,8 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     data = parse_yaml(text.content, text.name)
     for key, value in (settings or {}).items():
         _set(data, key, value)
+    if derive is not None:
+        derive(data)
     schema_text = _name_schema(data, path.parent)
 
     def check_file() -> JobFile:

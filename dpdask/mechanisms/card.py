@@ -108,7 +108,7 @@ class MechanismPart(OpenCardPart):
     """The mechanism's kind, and each of its parameters."""
 
     kind: str
-    """The mechanism: `dip`, `copula`, `marginals`, `histogram`, `interval` or that of an extension."""
+    """The mechanism: `dip`, `copula`, `marginals`, `histogram`, `interval`, `discover` or that of an extension."""
 
 
 class ColumnPart(OpenCardPart):
@@ -594,7 +594,7 @@ Shape = Literal["rows", "records", "cells", "tables", "ranges", "other"]
 Margin = Callable[[float], float | None]
 
 MARGIN_95 = 1.96  # standard deviations
-_BUILT_IN = ("copula", "dip", "histogram", "interval", "marginals")
+_BUILT_IN = ("copula", "dip", "discover", "histogram", "interval", "marginals")
 _GROUP = "dpdask.mechanisms"  # of entry points: functions that register a mechanism
 _COUNTS = {
     "cells": "of a cell of the histogram",

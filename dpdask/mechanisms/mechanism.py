@@ -151,6 +151,10 @@ class Spec(Document):
         """Whether it spends a budget."""
         return True
 
+    def narrow(self, schema: Schema) -> Schema:
+        """Return the schema as the mechanism sees it."""
+        return schema
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
@@ -282,6 +286,12 @@ class Mechanism(ABC):
 
     releases_rows: ClassVar[bool]
     keeps_rules: ClassVar[bool] = False
+    finds_levels: ClassVar[bool] = (
+        False  # whether it takes columns whose levels are yet to be found
+    )
+    bounds_rows: ClassVar[bool] = (
+        True  # whether a pass before chooses the rows of a unit; else it does so itself
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -294,6 +304,10 @@ class Mechanism(ABC):
         if self.schema.rules and not self.keeps_rules:
             what = "this mechanism keeps no rules between columns"
             raise SpecError(what, "schema, rules", "use the mechanism `copula`, or remove them")
+        if self.schema.discovered and not self.finds_levels:
+            what = "its levels are not found yet"
+            hint = "find them with `dpdask discover JOB --epsilon E`, or list them"
+            raise SpecError(what, f"column {self.schema.discovered[0]!r}", hint)
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (
             unit.column not in self.schema.columns

@@ -11,13 +11,14 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from dpdask.errors import SpecError
-from dpdask.mechanisms import copula, dip, histogram, interval, marginals
+from dpdask.mechanisms import copula, dip, discover, histogram, interval, marginals
 from dpdask.mechanisms.card import Guidance, register_guidance
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipMechanism, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism
+from dpdask.mechanisms.discover import DiscoverMechanism, DiscoverSpec
 from dpdask.mechanisms.histogram.spec import HistogramMechanism, HistogramSpec
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism, MarginalsSpec
@@ -65,7 +66,7 @@ def bind(spec: Spec, schema: Schema, budget: Budget | None) -> Mechanism:
     """Return a mechanism: its specification on a schema, under a budget."""
     if spec.spends and budget is None:
         raise SpecError("this mechanism spends a budget, but none is given", "`epsilon`", "give it")
-    return _REGISTERED[type(spec)](spec)(spec=spec, schema=schema, budget=budget)
+    return _REGISTERED[type(spec)](spec)(spec=spec, schema=spec.narrow(schema), budget=budget)
 
 
 def _kind(spec_type: type[Spec]) -> str:
@@ -77,3 +78,4 @@ register(CopulaSpec, lambda _: CopulaMechanism, copula.GUIDANCE)
 register(IntervalSpec, lambda _: RandomRangesMechanism, interval.GUIDANCE)
 register(MarginalsSpec, lambda _: MarginalsMechanism, marginals.GUIDANCE)
 register(HistogramSpec, lambda _: HistogramMechanism, histogram.GUIDANCE)
+register(DiscoverSpec, lambda _: DiscoverMechanism, discover.GUIDANCE)

@@ -676,7 +676,10 @@ def _least_scale(
 def _shorten(scale: float, steps: int = 0) -> float:
     """Return the nearest number of 25 significant bits, or the one so many steps after it."""
     mantissa, exponent = math.frexp(scale)
-    return math.ldexp(round(math.ldexp(mantissa, _BITS)) + steps, exponent - _BITS)
+    whole = round(math.ldexp(mantissa, _BITS)) + steps
+    if whole < 2 ** (_BITS - 1):  # below a power of two, numbers are twice as dense
+        whole, exponent = whole + 2 ** (_BITS - 1), exponent - 1
+    return math.ldexp(whole, exponent - _BITS)
 
 
 def _compare(cost: float, epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""What the command line prints of an audit and of a ledger."""
+"""What the command line prints of a run, an audit and a ledger."""
 
 from __future__ import annotations
 
@@ -9,6 +9,39 @@ from dpdask.errors import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
 from dpdask.privacy.events import from_dict, hides_presence, shorten
 from dpdask.privacy.ledger_entries import NO_RUN, Balance, Book
+
+
+def describe_outcome(name: str, result: Mapping[str, Any], told: Mapping[str, str]) -> str:
+    """Return what a run ended with; `told` is what was done, and the promise."""
+    warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
+    if result["status"] == "nothing new":
+        return "\n".join([f"{name}: nothing new", f"  where     {result['output']}", *warnings])
+    lines = [
+        _begin(name, result),
+        f"  where     {result['output']}",
+        f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
+        *(f"  {what:<9} {text}" for what, text in told.items()),
+        *warnings,
+        *([f"  quality   {result['quality']}"] if result["quality"] else []),
+    ]
+    return "\n".join(lines)
+
+
+def _begin(name: str, result: Mapping[str, Any]) -> str:
+    insecure = " (INSECURE: seeded, protects nobody)" if result["insecure"] else ""
+    return f"{name}: {result['status']}{insecure}"
+
+
+def describe_levels(result: Mapping[str, Any]) -> str:
+    """Return which levels were found, and where they are written."""
+    lines = [_begin(result["name"], result)]
+    lines += [f"  where     {result['output']}"] if "output" in result else []
+    for column, told in result["levels"].items():
+        most = "" if told["found"] == told["written"] else f", the {told['written']:,} commonest"
+        found = say_count(told["found"], "level")
+        lines.append(f"  {column}: {found} found{most} written into {result['schema']}")
+    warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
+    return "\n".join([*lines, *warnings])
 
 
 def describe_audit(found: Mapping[str, Any]) -> str:

@@ -126,6 +126,14 @@ def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(
     )
 
 
+def test_a_scale_that_is_a_power_of_two_is_found():
+    """The next smaller number of as many bits is half as far as the next larger one."""
+    assert noise_scale("laplace", 3, 3.0, 5e-7, 1, "add-remove") == 1.0
+    steps = [accountant._shorten(2.0, step) for step in (-1, 0, 1)]
+    assert steps == [2.0 - 2.0**-24, 2.0, 2.0 + 2.0**-23]
+    assert accountant._shorten(steps[0], 1) == 2.0
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(1, 30)), min_size=1, max_size=4))
 def test_pure_epsilons_add_up_rounded_up(parts):

@@ -137,7 +137,7 @@ class LevelMechanism(_ByChannel):
         kept, chance = (
             f"{100 * float(part):.3g} %" for part in (shares @ np.diag(matrix), shares @ shares)
         )
-        levels = [str(level) for level in column.levels or ()]
+        levels = [str(level) for level in column.listed]
         levels = ["null"] * (len(shares) - len(levels)) + levels
         lost = [level for level, share in zip(levels, shares, strict=True) if share < _LOST]
         if not lost:

@@ -1,0 +1,185 @@
+"""`dpdask discover`: the job that finds the levels of another job's columns, and writes them into its schema."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from dpdask.documents import Text, parse_yaml, read_text
+from dpdask.errors import InternalError, OutputError, SpecError
+from dpdask.io.shards import CARD_NAME
+from dpdask.io.storage import Folder
+from dpdask.jobs.draft import wrap_levels
+from dpdask.jobs.run import Outcome
+from dpdask.jobs.spec import Job, load_job, opens_stores
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.discover import COLUMN, LEVEL
+from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
+
+KIND = "discover"
+
+
+def load_discovery(
+    path: str | Path,
+    settings: Mapping[str, str] | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Job:
+    """Return the job that finds the levels that another job's schema does not know.
+
+    It reads the same table with the same unit, and is charged to the same ledger. Its output lies
+    beside the schema. A job whose mechanism is `discover` is taken as it is.
+
+    Parameters
+    ----------
+    path, settings
+        As for `load_job`; settings are of the job in the file.
+    epsilon, delta
+        What the search costs; δ by default that of the job.
+    """
+    given = {"epsilon": epsilon, "delta": delta}
+    own = {key: value for key, value in given.items() if value is not None}
+    return load_job(path, settings, partial(_derive, own))
+
+
+def _derive(own: Mapping[str, float], data: dict[str, Any]) -> None:
+    """Make the search of a job as it stands in its file."""
+    mechanism, privacy = data.get("mechanism"), data.get("privacy")
+    privacy = {**(privacy if isinstance(privacy, Mapping) else {}), **own}
+    data["privacy"] = privacy
+    if isinstance(mechanism, Mapping) and mechanism.get("kind") == KIND:
+        return
+    if "epsilon" not in own:
+        what = "the ε of the search is not given"
+        raise SpecError(what, "--epsilon", "give it: it is spent beside that of the job's release")
+    data |= {
+        "name": f"{data.get('name', '')}, levels",
+        "mechanism": {"kind": KIND},
+        "output": {"path": str(Path(str(data.get("schema"))).with_suffix(".levels"))},
+    }
+    data.pop("growing", None)
+    if isinstance(unit := privacy.get("unit"), Mapping):  # no number of rows is published
+        privacy["unit"] = {key: value for key, value in unit.items() if key != "publish_counts"}
+
+
+def find_written(path: str | Path) -> dict[str, Any] | None:
+    """Return how many levels a job's schema has of columns whose levels were found, if none is yet to be found; else None."""
+    hint = "check its path"
+    data = parse_yaml(read_text(path, "the job cannot be read", hint).content, Path(path).name)
+    with suppress(SpecError, TypeError):  # which the job itself tells
+        place = Path(path).parent / data.get("schema", "")
+        columns = Schema.from_text(read_text(place, "", "")).columns
+        found = {name: len(each.listed) - 1 for name, each in columns.items() if each.found}
+        if found and not any(each.discovers for each in columns.values()):
+            levels = {name: {"found": n, "written": n} for name, n in found.items()}
+            told = {"name": data.get("name"), "status": "found already", "insecure": False}
+            return {**told, "schema": data["schema"], "levels": levels, "warnings": []}
+    return None
+
+
+@opens_stores
+def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]:
+    """Write the levels that a job has found into its schema, and return what is told of it.
+
+    The commonest are written, as many as a column may have. To do it twice changes nothing: columns
+    whose levels are listed by now are left alone.
+
+    Parameters
+    ----------
+    path
+        The file of the job, beside which its schema lies.
+    """
+    place = (Path(path).parent / job.file.schema_path).resolve()
+    try:
+        text = place.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"the schema cannot be read any more ({type(error).__name__})"
+        raise OutputError(what, str(place), "restore it, and run again") from None
+    output = Folder(job.output_url)
+    rows = pa.concat_tables(
+        pq.read_table(pa.BufferReader(output.read(shard.name))) for shard in outcome.manifest.shards
+    )
+    card = Card.read(output.read(CARD_NAME), CARD_NAME)
+    provenance = _name_source(card)
+    told, edits = dict[str, dict[str, int]](), dict[tuple[int, int], str]()
+    for name in job.mechanism.schema.privatised:
+        found = rows.filter(pc.equal(rows[COLUMN], name))[LEVEL].to_pylist()
+        other = job.schema.columns[name].other
+        assert other is not None
+        kept = found[: MAX_LEVELS - 1]
+        told[name] = {"found": len(found), "written": len(kept)}
+        is_text = isinstance(other, str)
+        kept = sorted(kept) if is_text or isinstance(other, dt.date) else sorted(kept, key=int)
+        shown = [json.dumps(each, ensure_ascii=False) if is_text else each for each in kept]
+        last = json.dumps(other, ensure_ascii=False) if is_text else str(other)
+        edits |= _replace_levels(text, name, wrap_levels([*shown, last]), provenance)
+    edited = text
+    for start, end in sorted(edits, reverse=True):
+        edited = edited[:start] + edits[start, end] + edited[end:]
+    if edits:
+        if Schema.from_text(Text(place.name, edited)).discovered:
+            raise InternalError("the levels were not written", str(place), "report it")
+        Folder(str(place.parent)).write(place.name, edited.encode())
+    return {
+        "name": job.file.name,
+        "status": outcome.status,
+        "output": outcome.output,
+        "schema": job.file.schema_path,
+        "levels": told,
+        "insecure": card.insecure,
+    }
+
+
+def _name_source(card: Card) -> str:
+    """Return where levels come from, as a flow mapping that YAML and JSON read alike."""
+    source: dict[str, Any] = {
+        "epsilon": card.guarantee.epsilon,
+        "delta": card.guarantee.delta,
+        "insecure": card.insecure or None,
+        "date": None if card.release is None else card.release.time[:10],
+        "release": None if card.release is None else card.release.id,
+        "entry": None if card.ledger is None else card.ledger.entry,
+    }
+    # YAML takes 1e-06 for a text, and both read 1.0e-06
+    texts = {
+        key: text.replace("e", ".0e") if re.fullmatch(r"\d+e-\d+", text) else text
+        for key, text in ((key, json.dumps(value)) for key, value in source.items())
+        if text != "null"
+    }
+    return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
+
+
+def _replace_levels(
+    text: str, name: str, levels: str, provenance: str
+) -> dict[tuple[int, int], str]:
+    """Return what replaces the word `discover` of a column in the text of a schema; nothing if its levels are listed by now."""
+    column = _find(_find(yaml.compose(text, Loader=yaml.SafeLoader), "columns"), name)
+    node = _find(column, "levels")
+    if node is None or not isinstance(column, yaml.MappingNode):
+        what = "its `levels: discover` does not stand in the schema's text under its name"
+        raise SpecError(what, f"column {name!r}", "write the column out, without an anchor")
+    if not (isinstance(node, yaml.ScalarNode) and node.value == DISCOVER):
+        return {}
+    if column.flow_style:
+        levels += f', "found": {provenance}'
+    else:
+        levels += f"\n{' ' * column.start_mark.column}found: {provenance}"
+    return {(node.start_mark.index, node.end_mark.index): levels}
+
+
+def _find(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """Return the value of a key of a mapping."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next((value for name, value in pairs if name.value == key), None)

@@ -1,0 +1,228 @@
+"""How many units have each value of a column whose levels are to be found: exact and private."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpdask.arrays import Int32s, Ints, Words
+from dpdask.codec import LevelCodec
+from dpdask.errors import DataError
+from dpdask.kernels.hashing import first_rows, groups, siphash
+from dpdask.stats.statistic import Chosen, TreeFold, as_words
+from dpdask.streams import Streams, words
+
+UNIT_ID, KEYS_ID = "bounding/unit", "discover/keys"
+_BUFFERED = 2**20  # rows that are counted together: a batch may have fewer than there are keys
+
+
+class KeyCounts(NamedTuple):
+    """The keys that occur, in their order, and how many units have each."""
+
+    keys: pa.Array
+    counts: Ints
+
+
+def _tally(keys: pa.Array, counts: Ints) -> KeyCounts:
+    """Return keys with their counts, each key once and none with a count of 0."""
+    table = pa.table({"key": keys, "count": counts}).filter(pc.field("count") > 0)
+    summed = table.group_by("key", use_threads=False).aggregate([("count", "sum")])
+    return KeyCounts(
+        summed["key"].combine_chunks(), np.asarray(summed["count_sum"], dtype=np.int64)
+    )
+
+
+def _encode(array: pa.ChunkedArray) -> tuple[pa.Array, Int32s]:
+    """Return distinct values, and the place of each value among them."""
+    encoded = array.dictionary_encode().unify_dictionaries()
+    if not encoded.num_chunks:
+        return pa.nulls(0, encoded.type.value_type), np.zeros(0, dtype=np.int32)
+    codes = [np.asarray(chunk.indices, dtype=np.int32) for chunk in encoded.chunks]
+    return encoded.chunk(0).dictionary, np.concatenate(codes)
+
+
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RowKeys:
+    """How many rows have each key."""
+
+    keys: pa.Array
+    counts: Ints
+
+    @classmethod
+    def of_rows(cls, array: pa.ChunkedArray) -> Self:
+        """Return the counts of some rows, of which none is null."""
+        keys, codes = _encode(array)
+        return cls(*_tally(keys, np.bincount(codes, minlength=len(keys)).astype(np.int64)))
+
+    def merge(self, *others: Self) -> Self:
+        """Return the counts of all of them."""
+        parts = (self, *others)
+        keys = pa.concat_arrays([part.keys for part in parts])
+        return type(self)(*_tally(keys, np.concatenate([part.counts for part in parts])))
+
+    def tally(self) -> KeyCounts:
+        """Return how many rows have each key."""
+        order = pc.sort_indices(self.keys)
+        return KeyCounts(self.keys.take(order), self.counts[np.asarray(order)])
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class UnitKeys:
+    """Which keys each unit has, at most `most` of them: those whose keyed hashes come first.
+
+    Notes
+    -----
+    The keys of a unit that are counted depend on its own keys alone, and neither on how the table
+    is cut nor on the order of its rows. The statistic holds a number of 20 bytes for each of them.
+    """
+
+    most: int
+    keys: pa.Array
+    units: Words  # keyed hashes, of one length with the two below
+    hashes: Words  # of the unit and the key
+    codes: Int32s  # places among the keys
+
+    @classmethod
+    def of_rows(
+        cls, most: int, units: Words, array: pa.ChunkedArray, secret: tuple[np.uint64, np.uint64]
+    ) -> Self:
+        """Return the keys of the units of some rows, of which none is null."""
+        keys, codes = _encode(array)
+        pairs = np.stack([units, as_words(keys)[codes]], axis=1)
+        hashes = siphash(np.ascontiguousarray(pairs), *secret)
+        return cls._bound(most, keys, units, hashes, codes)
+
+    @classmethod
+    def _bound(cls, most: int, keys: pa.Array, units: Words, hashes: Words, codes: Int32s) -> Self:
+        order = np.argsort(hashes)
+        units, hashes, codes = units[order], hashes[order], codes[order]
+        again = (hashes[1:] == hashes[:-1]) & (units[1:] == units[:-1]) & (codes[1:] == codes[:-1])
+        first = np.append(True, ~again)[: len(units)]
+        units, hashes, codes = units[first], hashes[first], codes[first]
+        place, n_units = groups(units)
+        kept = first_rows(place, n_units, hashes, np.arange(len(hashes), dtype=np.uint64), most)
+        return cls(most, keys, units[kept], hashes[kept], codes[kept])
+
+    def merge(self, *others: Self) -> Self:
+        """Return the keys of all of them."""
+        parts = (self, *others)
+        keys, places = _encode(pa.chunked_array([part.keys for part in parts]))
+        starts = np.cumsum([0, *(len(part.keys) for part in parts[:-1])])
+        codes = [places[start + part.codes] for start, part in zip(starts, parts, strict=True)]
+        return self._bound(
+            self.most,
+            keys,
+            np.concatenate([part.units for part in parts]),
+            np.concatenate([part.hashes for part in parts]),
+            np.concatenate(codes),
+        )
+
+    def tally(self) -> KeyCounts:
+        """Return how many units have each key."""
+        counts = np.bincount(self.codes, minlength=len(self.keys)).astype(np.int64)
+        return RowKeys(*_tally(self.keys, counts)).tally()
+
+
+Keys = RowKeys | UnitKeys
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ColumnKeys:
+    """The keys of each column."""
+
+    columns: dict[str, Keys]
+
+    def merge(self, *others: Self) -> Self:
+        """Return those of all of them."""
+        merged = {
+            name: own.merge(*(each.columns[name] for each in others))  # type: ignore[arg-type]  # one kind in a table
+            for name, own in self.columns.items()
+        }
+        return type(self)(merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStatistic:
+    """How many units have each key of some columns."""
+
+    codecs: dict[str, LevelCodec]
+    unit: str | None = None  # the column that names the unit; None: it is the row
+    most: int = 1  # how many keys of a unit are counted in each column
+    rows_per_task: int | None = field(default=None, init=False)
+
+    def counter(self) -> KeyCounter:
+        """Return a counter of no rows."""
+        return KeyCounter(self)
+
+
+class KeyCounter:
+    """Counts the keys of one task, many rows at a time."""
+
+    def __init__(self, statistic: KeyStatistic) -> None:
+        self._asked, self._fold = statistic, TreeFold[ColumnKeys]()
+        self._waiting: list[pa.RecordBatch] = []
+        self._secrets: list[tuple[np.uint64, np.uint64]] = []
+
+    def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
+        """Count the next rows; see `Counter.add`."""
+        del chosen  # the statistic bounds units itself
+        if self._asked.unit is not None and not self._secrets:
+            for name in (UNIT_ID, KEYS_ID):
+                one, other = words(streams.of_run(name), 2)
+                self._secrets.append((one, other))
+        names = [*self._asked.codecs, *([self._asked.unit] if self._asked.unit else [])]
+        self._waiting.append(batch.select(list(dict.fromkeys(names))))
+        if sum(each.num_rows for each in self._waiting) >= _BUFFERED:
+            self._count()
+
+    def result(self) -> ColumnKeys:
+        """Return the keys of all rows so far."""
+        self._count()
+        return self._fold.result()
+
+    def _count(self) -> None:
+        units = self._hash_units()
+        found: dict[str, Keys] = {}
+        for name, codec in self._asked.codecs.items():
+            nothing = pa.nulls(0, codec.type)
+            columns = [batch.column(name) for batch in self._waiting]
+            array = _chunked([codec.read_keys(column) for column in columns or [nothing]])
+            if self._asked.unit is None:
+                found[name] = RowKeys.of_rows(array)
+                continue
+            if len(array) < len(units):
+                own = units[np.concatenate([np.asarray(pc.is_valid(each)) for each in columns])]
+            else:
+                own = units
+            secret = self._secrets[1] if self._secrets else (np.uint64(0), np.uint64(0))
+            found[name] = UnitKeys.of_rows(self._asked.most, own, array, secret)
+        self._waiting = []
+        self._fold.add(ColumnKeys(found))
+
+    def _hash_units(self) -> Words:
+        """Return the keyed hash of the unit of each waiting row."""
+        name = self._asked.unit
+        if name is None or not self._waiting:
+            return np.zeros(0, dtype=np.uint64)
+        arrays = [batch.column(name) for batch in self._waiting]
+        if any(array.null_count for array in arrays):
+            what = "holds a null, and the unit of every row must be known"
+            raise DataError(what, f"column {name!r}", "fill it, or drop these rows")
+        plain = np.concatenate([as_words(array) for array in arrays])
+        return siphash(plain[:, None], *self._secrets[0])
+
+
+def _chunked(arrays: Sequence[pa.Array]) -> pa.ChunkedArray:
+    """Return arrays as one: all plain, or all dictionaries."""
+    if len({array.type for array in arrays}) > 1:
+        arrays = [
+            array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            for array in arrays
+        ]
+    return pa.chunked_array(arrays)
