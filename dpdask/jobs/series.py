@@ -274,7 +274,7 @@ class KeptFolder:
             raise InputError(
                 f"the key of this series is {where}, so it cannot go on here",
                 self._output.url,
-                "run the job there",
+                "run the job there; if that place is lost, start a new output, which is charged anew",
             )
         return check_run_id(str(about["id"]))
 

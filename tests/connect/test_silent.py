@@ -23,7 +23,9 @@ from e2e.helpers import (
 
 from dpdask.engine.account import open_ledger
 
-SOON = 120.0  # seconds, on a busy machine: on a quiet one it takes 20; without deadlines it would not end
+SOON = 500.0  # seconds, on a busy machine: on a quiet one it takes 20; without deadlines it would not end
+
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

@@ -179,8 +179,8 @@ def command(*arguments):
     return [sys.executable, "-c", "from dpdask.cli import main; main()", *map(str, arguments)]
 
 
-def run_cli(*arguments, timeout=120):
-    """Run the command line in its own process."""
+def run_cli(*arguments, timeout=600):
+    """Run the command line in its own process; the time-out is for machines that are shared."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,

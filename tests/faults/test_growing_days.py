@@ -86,10 +86,22 @@ def test_days_in_a_store(
             assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * n_days)
             return
         add_day(source, n_days)
+        assert drivers.run("run", struck, point="task-staged", environment=around)[0] == (
+            -signal.SIGKILL
+        )
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-        with pytest.raises(InputError, match="the key of this series is on another machine"):
+        before = out.names()
+        with pytest.raises(InputError, match="`dpdask abort --force` ends the run without it"):
             run_here(struck)
-        assert not abort(out.url)
+        with pytest.raises(SpecError, match="`dpdask abort --force` ends the run without it"):
+            abort(out.url)
+        assert abort(out.url, force=True) == "run"
+        assert list_digests(manifests(out)) == list_digests(found)
+        assert set(out.names()) < set(before)
+        lost = "the key of this series is on another machine.*if that place is lost, start a new output"
+        with pytest.raises(InputError, match=lost):
+            run_here(struck)
+        assert abort(out.url) is None
 
 
 @pytest.mark.slow
