@@ -98,6 +98,21 @@ class Cells:
         return self.edges[:-1] + 1.0 if self.codec.lattice else ends(self.codec, self.edges)[0]
 
     @property
+    def spans(self) -> tuple[pa.Array, pa.Array]:
+        """The first and the last value of each possible cell, as the column's own; they differ in cells of the line alone."""
+        if self.codec.has_levels:
+            levels = self.codec.decode(np.flatnonzero(self.possible))
+            return levels, levels
+        single = np.array([*([0.0] * self.codec.nulls), *self.codec.atoms])
+        is_null = np.arange(len(self.possible)) < int(self.codec.nulls)
+        lasts = self.edges[1:] if self.codec.lattice else ends(self.codec, self.edges)[1]
+        first, last = (
+            self.codec.decode(np.concatenate([single, line])[self.possible], is_null[self.possible])
+            for line in (self.firsts, lasts)
+        )
+        return first, last
+
+    @property
     def means(self) -> Floats:
         """The mean of the values that `draw` gives each cell of the line."""
         first = self.edges[:-1] + float(self.codec.lattice)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
     from dpdask.schemas import Name
-    from dpdask.terminal.metrics import Metrics
     from dpdask.terminal.progress import LogFormat, Report
 
 _INTERRUPTED, _TERMINATED, _DEFECT = 130, 143, 70
@@ -195,16 +194,29 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_job
 @_set
 @_json
-def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=_settings,
+    help="Plan with the least ε for this error: count_margin=ROWS, or share=PART.",
+)
+def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, str]) -> None:
     """Say what a run would do, who is protected and how; read footers only."""
     with show_step("planning"):
         from dpdask.connect import check_cluster
-        from dpdask.jobs.plan import plan_job
+        from dpdask.jobs.plan import find_epsilon, plan_job
 
         loaded = _load(job, settings)
+        if targets:
+            epsilon = repr(find_epsilon(loaded, targets))
+            loaded = _load(job, {**settings, "privacy.epsilon": epsilon})
+            targets = {**targets, "epsilon": epsilon}
         warned = check_cluster(loaded.cluster)
         planned = plan_job(loaded)
-    planned = replace(planned, warnings=(*warned, *planned.warnings))
+    target = {name: float(each) for name, each in targets.items()}
+    planned = replace(planned, warnings=(*warned, *planned.warnings), target=target)
     _show(as_json, planned.to_dict(), str(planned))
     if planned.refusal is not None:
         raise planned.refusal
@@ -231,11 +243,12 @@ def run(
     log_format: LogFormat,
 ) -> None:
     """Run a job, or resume it; a finished job is not changed."""
+    from dpdask.terminal.metrics import keep_metrics
     from dpdask.terminal.progress import show_progress
     from dpdask.terminal.texts import describe_outcome
 
     with (
-        _measure(metrics_file) as metrics,
+        keep_metrics(metrics_file, _find_code, _warn) as metrics,
         show_progress(log_format, metrics) as report,  # before anything that is slow to import
     ):
         loaded, warned, outcome = _run(partial(_load, job, settings), scheduler, report)
@@ -268,26 +281,6 @@ def run(
         changed = "values were outside its domain and were changed as the schema says"
         for name, count in outcome.told.changed.items():
             echo(f"  private   column {name!r}: {count:,} {changed}", err=True)
-
-
-@contextmanager
-def _measure(path: str | None) -> Iterator[Metrics | None]:
-    """Keep metrics in a file until the block ends, last with the exit code; nothing of that fails a run."""
-    if path is None:
-        yield None
-        return
-    from dpdask.terminal.metrics import Metrics
-
-    metrics, code = Metrics(path), 0
-    try:
-        yield metrics
-    except BaseException as error:
-        code = _find_code(error)
-        raise
-    finally:
-        metrics.close(code)
-        if metrics.fault:
-            _warn(f"the metrics could not be written ({metrics.fault})")
 
 
 def _find_code(error: BaseException) -> int:
@@ -486,6 +479,31 @@ def _check_one(usage: str, out: str | None, job: str | None) -> None:
             "OUT",
             f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB",
         )
+
+
+@cli.command()
+@click.argument("out")
+@click.option("--rows", "n_rows", type=click.IntRange(min=1), help="How many records.")
+@click.option(
+    "--where",
+    metavar="CONDITION",
+    help="Which records, for instance 'sex = \"F\" and age >= 65'; all if not given.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**64 - 1),
+    help="Decides the records; a fresh one if not given.",
+)
+@click.option("--card", metavar="NAME", help="The release's card, if OUT holds several releases.")
+@click.option("--output", required=True, metavar="FILE", help="A new Parquet file.")
+def sample(out: str, card: str | None, output: str, **asked: Any) -> None:
+    """Draw further records from the model that a release publishes; no job, no input, no ε."""
+    with show_step("drawing records"):
+        from dpdask.analysis.opened import open as open_release
+
+        written, share = open_release(out, card=card).write_sample(output, **asked)
+    told = f"; {100 * share:.3g} % of the model's records meet the condition"
+    echo(f"{output}: {say_count(written, 'record')}{told if asked['where'] else ''}")
 
 
 @cli.command()

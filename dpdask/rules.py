@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
 from dpdask.codec import codec_for, convert_bounds
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.schema import Rule, Schema
 
@@ -211,3 +214,221 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
     )
     found: Flags = met | np.concatenate([single, inside])[column.possible]
     return found
+
+
+# ---- conditions on the records that are drawn
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<text>"(?:[^"]|"")*"|'(?:[^']|'')*'|`[^`]+`)
+    |(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.-]))
+    |(?P<sign><=|>=|!=|<>|==|[=<>(),])
+    |(?P<word>[^\W\d][\w.-]*))""",
+    re.VERBOSE,
+)
+_SIGNS: dict[str, Callable[[Any, Any], pa.Array]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_SAME = {"==": "=", "<>": "!="}
+_WRITE = """write it as in 'sex = "F" and age >= 65', with and, or, in (…), is null"""
+Token = tuple[str, str]  # its kind and its text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Comparison:
+    """A column compared with values; null meets nothing but `is null` and `is in null`."""
+
+    column: str
+    sign: str  # of `_SIGNS`, or `is null`
+    values: tuple[pa.Scalar, ...]  # one of them must be met
+    is_not: bool = False  # whether none of them may be
+
+    def meet(self, array: pa.Array) -> Flags:
+        """Return which values meet it."""
+        found = self._meet(array, array)
+        if self.is_not:
+            found = ~found if self.sign == "is null" else ~found & ~_flags(pc.is_null(array))
+        return found
+
+    def may_meet(self, first: pa.Array, last: pa.Array) -> Flags:
+        """Return whether some value between the ends of each cell may meet it."""
+        is_single = _flags(pc.equal(first, last)) | _flags(pc.is_null(first))
+        every = self.is_not or self.sign == "!="
+        found = np.ones(len(first), dtype=np.bool_) if every else self._meet(first, last)
+        found[is_single] = self.meet(first)[is_single]
+        return found
+
+    def _meet(self, first: pa.Array, last: pa.Array) -> Flags:
+        if self.sign == "is null":
+            return _flags(pc.is_null(first))
+        if self.sign == "=":
+            each = [
+                _flags(pc.less_equal(first, value)) & _flags(pc.greater_equal(last, value))
+                for value in self.values
+            ]
+            return reduce(or_, each)
+        return _flags(_SIGNS[self.sign](first if "<" in self.sign else last, self.values[0]))
+
+
+def _flags(array: pa.Array) -> Flags:
+    found: Flags = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Condition:
+    """Which records are wanted: comparisons that hold together, and alternatives of them.
+
+    Attributes
+    ----------
+    alternatives
+        Of each, the comparisons.
+    on_cells
+        The same as conditions on the cells that are counted, which more records may meet.
+    """
+
+    alternatives: tuple[tuple[_Comparison, ...], ...]
+    on_cells: CellRules
+
+    @classmethod
+    def parse(cls, text: str, cells: CutColumns) -> Self:
+        """Return the condition that a text says; `and` binds before `or`, and there are no other brackets than those of `in`.
+
+        Raises
+        ------
+        SpecError
+            If it cannot be read, names no column or no level, or no record can meet it.
+        """
+        reader = _Reader(text, cells)
+        alternatives, spans = reader.read(), {name: cells[name].spans for name in reader.named}
+        places = {name: place for place, name in enumerate(cells)}
+        on_cells = []
+        for together in alternatives:
+            met: dict[str, Flags] = {}
+            for each in together:
+                flags = each.may_meet(*spans[each.column])
+                met[each.column] = met.get(each.column, np.True_) & flags
+            if all(flags.any() for flags in met.values()):
+                on_cells.append(tuple((places[name], flags) for name, flags in met.items()))
+        if not on_cells:
+            raise SpecError("no record can meet it", "`where`", "see the columns' domains")
+        return cls(alternatives=alternatives, on_cells=CellRules(pairs={}, larger=tuple(on_cells)))
+
+    def may_meet(self, codes: Codes) -> Flags:
+        """Return which records may meet it, by their cells."""
+        return ~self.on_cells.keep(codes)
+
+    def meet(self, rows: pa.RecordBatch) -> Flags:
+        """Return which records meet it."""
+        found = (
+            reduce(and_, (each.meet(rows.column(each.column)) for each in together))
+            for together in self.alternatives
+        )
+        return reduce(or_, found)
+
+
+class _Reader:
+    """Reads a condition token by token; no text is evaluated."""
+
+    def __init__(self, text: str, cells: CutColumns) -> None:
+        self._cells, self._tokens, self.named = cells, list(_split(text)), set[str]()
+
+    def read(self) -> tuple[tuple[_Comparison, ...], ...]:
+        alternatives = [[self._compare()]]
+        while self._tokens:
+            if self._take_word("and"):
+                alternatives[-1].append(self._compare())
+            elif self._take_word("or"):
+                alternatives.append([self._compare()])
+            else:
+                raise _refuse(f"near {self._tokens[0][1]!r}")
+        return tuple(map(tuple, alternatives))
+
+    def _compare(self) -> _Comparison:
+        name = self._take("text", "word")[1]
+        if name not in self._cells:
+            what = f"the release has no column {name!r}"
+            raise SpecError(what, "`where`", suggest(name, self._cells, _WRITE))
+        self.named.add(name)
+        if self._take_word("is"):
+            is_not = self._take_word("not")
+            if not self._take_word("null"):
+                raise _refuse("after `is`")
+            return _Comparison(name, "is null", (), is_not)
+        is_not = self._take_word("not")
+        if self._take_word("in"):
+            return _Comparison(name, "=", self._list(name), is_not)
+        sign = self._take("sign")[1]
+        sign = _SAME.get(sign, sign)
+        if is_not or sign not in _SIGNS:
+            raise _refuse(f"after {name!r}")
+        return _Comparison(name, sign, (self._value(name, sign),))
+
+    def _list(self, name: str) -> tuple[pa.Scalar, ...]:
+        before, values = self._take("sign")[1], [self._value(name, "=")]
+        while (sign := self._take("sign")[1]) == ",":
+            values.append(self._value(name, "="))
+        if (before, sign) != ("(", ")"):
+            raise _refuse("after `in`")
+        return tuple(values)
+
+    def _value(self, name: str, sign: str) -> pa.Scalar:
+        """Return a value as the column's type compares it."""
+        kind, text = self._take("text", "number", "word")
+        codec = self._cells[name].codec
+        is_text = pa.types.is_string(codec.type) or pa.types.is_large_string(codec.type)
+        known = kind == "word" and text.lower() in ("true", "false")
+        fits = kind == "text" if is_text else known == pa.types.is_boolean(codec.type)
+        fits = fits and (is_text or pa.types.is_temporal(codec.type) == (kind == "text"))
+        try:
+            if not fits or (kind == "word" and not known):
+                raise ValueError
+            if kind != "number":
+                found = pa.scalar(text).cast(codec.type)
+            else:
+                found = pa.scalar(
+                    int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else float(text)
+                )
+        except (ValueError, pa.ArrowException):
+            wanted = "a text in quotes" if is_text else f"a value of the type {codec.type}"
+            raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", _WRITE) from None
+        if codec.has_levels and sign == "=" and not _flags(pc.equal(codec.levels, found)).any():
+            where = f"`where`, column {name!r}"
+            raise SpecError("a value is none of its levels", where, "give some of its levels")
+        return found
+
+    def _take(self, *kinds: str) -> Token:
+        if not self._tokens or self._tokens[0][0] not in kinds:
+            raise _refuse(f"near {self._tokens[0][1]!r}" if self._tokens else "at its end")
+        return self._tokens.pop(0)
+
+    def _take_word(self, word: str) -> bool:
+        if self._tokens and self._tokens[0][0] == "word" and self._tokens[0][1].lower() == word:
+            self._tokens.pop(0)
+            return True
+        return False
+
+
+def _split(text: object) -> Iterator[Token]:
+    """Yield the tokens of a condition."""
+    if not isinstance(text, str):
+        raise SpecError("a text is expected", "`where`", _WRITE)
+    place, text = 0, text.rstrip()
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if found is None:
+            raise _refuse(f"at character {place + 1}")
+        kind = str(found.lastgroup)
+        written = found[kind]
+        if kind == "text":
+            written = written[1:-1].replace(2 * written[0], written[0])
+        yield kind, written
+        place = found.end()
+
+
+def _refuse(where: str) -> SpecError:
+    return SpecError(f"the condition cannot be read {where}", "`where`", _WRITE)

@@ -170,6 +170,11 @@ JOBS = {
         HOMES_PRIVATE,
         {"mechanism": {"kind": "copula"}, "privacy": COUNTED},
     ),
+    "homes, model": (
+        "homes",
+        HOMES_PRIVATE,
+        {"mechanism": {"kind": "copula"}, "privacy": COUNTED, "output__model": True},
+    ),
     "homes, cells": (
         "homes",
         but(HOMES_PRIVATE, town=DROP, rating=DROP),

@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "terminal": {"privacy"},
     "cli": ROWS
     | {
+        "analysis",
         "mechanisms",
         "inference",
         "io",

@@ -27,7 +27,7 @@ from dpdask.inference.m_estimators import WeightedSample
 from dpdask.inference.tallies import Floats
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, Manifest
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, MODEL, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
 from dpdask.references.counts import read_counts
@@ -79,8 +79,8 @@ class OpenedRelease:
     """How many rows the released table has."""
     content: Mapping[str, Any]
     """The card, as plain values."""
-    measured: str = ""
-    """The name of the file of noisy counts, if the release has one."""
+    ending: str = ""
+    """What the names of the files beside the card end with, where a folder holds several releases."""
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
@@ -97,22 +97,35 @@ class OpenedRelease:
     @cached_property
     def _measured(self) -> Mapping[str, pa.Table]:
         """The noisy counts that were drawn, by column or table; none where the card names none."""
-        digest = self.content.get("sha256", {}).get(MEASURED)
-        if digest is None:
-            return {}
-        data = self.folder.read(self.measured, replaced=True)
         with self._check_counts():
-            if sha256(data).hexdigest() != digest:
-                raise ValueError
-            return read_counts(data)
+            data = self._read_beside(MEASURED)
+            return {} if data is None else read_counts(data)
+
+    def _place(self, name: str) -> str:
+        """Return where a file beside the card lies."""
+        stem, _, suffix = name.rpartition(".")
+        return f"{META}/{stem}{self.ending}.{suffix}"
+
+    def _read_beside(self, name: str) -> bytes | None:
+        """Return a file beside the card, by its digest in the card; None where the card names none."""
+        digest = self.content.get("sha256", {}).get(name)
+        if digest is None:
+            return None
+        data = self.folder.read(self._place(name), replaced=True)
+        if sha256(data).hexdigest() != digest:
+            raise ValueError
+        return data
 
     @contextmanager
-    def _check_counts(self) -> Iterator[None]:
-        """Refuse a file of noisy counts that does not fit the card."""
+    def _check_counts(self, name: str = MEASURED) -> Iterator[None]:
+        """Refuse a file of noisy counts, or a model, that does not fit the card."""
         try:
             yield
         except (ValueError, pa.ArrowException):
-            what, where = "these noisy counts are not those that the card names", self.measured
+            noun = (
+                "this model is not the one" if name == MODEL else "these noisy counts are not those"
+            )
+            what, where = f"{noun} that the card names", self._place(name)
             hint = "copy the whole folder again"
             raise InputError(what, f"{self.folder.url}/{where}", hint) from None
 
@@ -187,6 +200,61 @@ class OpenedRelease:
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""
         return read_frame(self.folder, self.shards)
+
+    def sample(
+        self, n_rows: int | None = None, *, where: str | None = None, seed: int | None = None
+    ) -> pd.DataFrame:
+        """Return further records of the model that the release publishes, without a job, an input or ε.
+
+        Parameters
+        ----------
+        n_rows
+            How many; by default as many as the table has, as the model says.
+        where
+            Which records are wanted, for instance `'sex = "F" and age >= 65'`: comparisons with `=`,
+            `!=`, `<`, `<=`, `>`, `>=`, `in (…)`, `not in (…)`, `is null` and `is not null`, joined by
+            `and` and, more loosely, `or`; a name of several words stands in backticks. All if None.
+        seed
+            Decides the records, in [0, 2**64); by default a fresh one.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The records; `attrs["acceptance"]` is the part of the model's records that meets `where`.
+
+        Raises
+        ------
+        SpecError
+            If the release publishes no model, a number is out of range, or the condition cannot be
+            read or met.
+        """
+        del n_rows, where, seed
+        raise self._no_model()
+
+    def write_sample(
+        self,
+        path: str,
+        n_rows: int | None = None,
+        *,
+        where: str | None = None,
+        seed: int | None = None,
+    ) -> tuple[int, float]:
+        """Write such records as `sample` returns to a new Parquet file; return how many, and which part of the model's records meets `where`.
+
+        Parameters
+        ----------
+        path
+            The file, as a path or any fsspec URL.
+        n_rows, where, seed
+            As for `sample`.
+        """
+        del path, n_rows, where, seed
+        raise self._no_model()
+
+    def _no_model(self) -> SpecError:
+        what = "no model is published with this release, from which records could be drawn"
+        use = "run a copula's job with `output: {model: true}`, or use its released table"
+        return SpecError(what, f"{self.folder.url}", use)
 
     def mean(
         self,
@@ -569,7 +637,7 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     if storage is not None:
         set_options(by_root(check_options(dict(storage)), [url]))
     folder = Folder(url)
-    manifest, read, measured = _read(folder, str(path), card)
+    manifest, read, ending = _read(folder, str(path), card)
     shape: str = find_guidance(read).shape(read)
     if shape not in _KINDS:
         what = f"releases of the mechanism {read.mechanism.kind!r} cannot be opened"
@@ -584,12 +652,12 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
         shards=shards,
         n_rows=manifest.n_rows,
         content=read.to_dict(),
-        measured=measured,
+        ending=ending,
     )
 
 
 def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card, str]:
-    """Return the manifest and the card of a release in a folder, and where its noisy counts would be: of the only one, or of that whose card has this name."""
+    """Return the manifest and the card of a release in a folder, and what its files' names end with: of the only one, or of that whose card has this name."""
     prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
     names = [
         name
@@ -616,6 +684,5 @@ def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card, 
     if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
         what = "this card is not the one that the manifest names"
         raise InputError(what, f"{path}/{where}", "copy the whole folder again")
-    stem, _, suffix = MEASURED.rpartition(".")
-    measured = f"{META}/{stem}{chosen.removeprefix(start).removesuffix('.json')}.{suffix}"
-    return manifest, Card.read(data, f"{path}/{where}"), measured
+    ending = chosen.removeprefix(start).removesuffix(".json")
+    return manifest, Card.read(data, f"{path}/{where}"), ending

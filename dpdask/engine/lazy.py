@@ -264,6 +264,7 @@ def sample_frame(
     n_rows: int | None,
     rows_per_partition: int,
     seed: int | None,
+    where: str | None = None,
 ) -> Frame:
     """Return a lazy Dask frame of records.
 
@@ -273,27 +274,42 @@ def sample_frame(
         The number of records (None: as many as the release says), and of records in a partition.
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
+    where
+        Which records are wanted; None for all.
     """
-    numbers = {"n_rows": 1 if n_rows is None else n_rows, "rows_per_partition": rows_per_partition}
-    for name, value in numbers.items():
-        if type(value) is not int or value < 1:
-            raise SpecError(f"must be a whole number of at least 1, not {value!r}", name)
-    seed = fresh_seed() if seed is None else seed
-    if type(seed) is not int or not 0 <= seed < 2**64:
-        raise SpecError(f"must be a whole number from 0 to below 2**64, not {seed!r}", "seed")
+    if where is not None:
+        release.condition(where)  # refused here, and read again by each task
+    check_count("n_rows", 1 if n_rows is None else n_rows)
+    check_count("rows_per_partition", rows_per_partition)
+    seed = check_seed(seed)
     n_drawn = release.n_drawn(n_rows)
     if n_drawn > MAX_PARTITIONS * rows_per_partition:
         what = f"{n_drawn:,} records would be more than {MAX_PARTITIONS:,} partitions"
         raise SpecError(what, "n_rows", "ask for fewer, or raise `rows_per_partition`")
     starts = range(0, max(1, n_drawn), rows_per_partition)
-    shared = folder, sha256, type(release), seed, n_drawn
+    shared = folder, sha256, type(release), seed, n_drawn, where
     arguments = [
         (*shared, start, min(rows_per_partition, n_drawn - start), number)
         for number, start in enumerate(starts)
     ]
-    meta = _record_frame(release, release.types.empty_table(), 0)
+    meta = record_frame(release, release.types.empty_table(), 0)
     divisions = (*starts, max(0, n_drawn - 1))
     return _make_lazy("sample", _sample_part, arguments, meta, divisions)
+
+
+def check_count(name: str, value: int) -> int:
+    """Return a parameter that counts rows."""
+    if type(value) is not int or value < 1:
+        raise SpecError(f"must be a whole number of at least 1, not {value!r}", name)
+    return value
+
+
+def check_seed(seed: int | None) -> int:
+    """Return the seed of records, a fresh one if none is given."""
+    seed = fresh_seed() if seed is None else seed
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise SpecError(f"must be a whole number from 0 to below 2**64, not {seed!r}", "seed")
+    return seed
 
 
 @guard
@@ -303,16 +319,18 @@ def _sample_part(
     release_type: type[Any],
     seed: int,
     n_total: int,
+    where: str | None,
     start: int,
     n_rows: int,
     number: int,
 ) -> pd.DataFrame:
     release: RecordRelease = load(folder, sha256, release_type)
-    batches = release.batches(start, n_rows, n_total, RunKey.insecure(seed), str(number))
-    return _record_frame(release, pa.Table.from_batches(batches, release.types), start)
+    wanted = () if where is None else (release.condition(where),)
+    batches = release.batches(start, n_rows, n_total, RunKey.insecure(seed), str(number), *wanted)
+    return record_frame(release, pa.Table.from_batches(batches, release.types), start)
 
 
-def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.DataFrame:
+def record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.DataFrame:
     """Return records as a frame; whole numbers and truth values that may be null are of pandas' nullable dtypes, so that they stay exact."""
     declared = release.schema.columns
     records = _make_frame(table).set_axis(pd.RangeIndex(start, start + table.num_rows))

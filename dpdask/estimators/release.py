@@ -405,6 +405,7 @@ class Release:
         self,
         n_rows: int | None = None,
         *,
+        where: str | None = None,
         rows_per_partition: int = PARTITION_ROWS,
         seed: int | None = None,
     ) -> Frame:
@@ -415,6 +416,10 @@ class Release:
         n_rows
             How many; by default as many as the table has, or if their number is private as the
             noisy counts say.
+        where
+            Which records are wanted, for instance `'sex = "F" and age >= 65'`; of a copula alone.
+            Comparisons with `=`, `!=`, `<`, `<=`, `>`, `>=`, `in (…)`, `not in (…)`, `is null` and
+            `is not null`, joined by `and` and, more loosely, `or`. All records if None.
         rows_per_partition
             How many in a partition.
         seed
@@ -424,7 +429,8 @@ class Release:
         Raises
         ------
         SpecError
-            If the release is one of rows; if a number is out of range; if no record can be drawn.
+            If the release is one of rows; if a number is out of range; if no record can be drawn;
+            if the condition cannot be read, or no record can meet it.
         """
         if self.rows is not None:
             raise SpecError(
@@ -432,7 +438,8 @@ class Release:
                 "sample",
                 "give it a frame: transform(frame)",
             )
-        return sample_frame(self.fitted, self.folder, self.sha256, n_rows, rows_per_partition, seed)
+        shared = self.fitted, self.folder, self.sha256
+        return sample_frame(*shared, n_rows, rows_per_partition, seed, where)
 
     def save(self, path: str) -> None:
         """Write a release of records to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.

@@ -245,11 +245,14 @@ PAGE_NAME = f"{META}/release.html"  # the card, for people
 CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
 MEASURED = "measured.arrow"  # the noisy counts that were drawn, where they are published
 MEASURED_NAME = f"{META}/{MEASURED}"
+MODEL = "model.npz"  # what records were drawn from, where it is published
+MODEL_NAME = f"{META}/{MODEL}"
 # beside the shards, in the order in which they are written
 DOCUMENTS = (
     PAGE_NAME,
     CROISSANT_NAME,
     MEASURED_NAME,
+    MODEL_NAME,
     CARD_NAME,
 )
 SUCCESS_NAME = "_SUCCESS"
@@ -262,6 +265,7 @@ class Manifest:
     job: str  # A digest of the job, by which a finished run knows its own output
     shards: tuple[Shard, ...]
     card_sha256: str
+    model_sha256: str | None = None  # of the model, if it is published
 
     @property
     def n_rows(self) -> int:
@@ -273,6 +277,8 @@ class Manifest:
         shards = [shard.to_dict() for shard in self.shards]
         content: dict[str, Any] = {"format": MANIFEST_FORMAT, "rows": self.n_rows, **asdict(self)}
         content["shards"] = shards
+        if self.model_sha256 is None:
+            del content["model_sha256"]
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
@@ -288,7 +294,12 @@ class Manifest:
             shards = tuple(Shard(**shard) for shard in content["shards"])
             if not all(_is_file_name(shard.name) for shard in shards):
                 raise ValueError
-            return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
+            return cls(
+                job=content["job"],
+                shards=shards,
+                card_sha256=content["card_sha256"],
+                model_sha256=content.get("model_sha256"),
+            )
         except (ValueError, KeyError, TypeError):
             raise OutputError(
                 "the manifest cannot be read", name, "choose another output, or remove this one"

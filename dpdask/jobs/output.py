@@ -398,6 +398,10 @@ class Target(Document):
     """The partition columns of the table: kept columns. Each file holds one combination of their
     values.
     """
+    model: bool = False
+    """Whether the fitted model is published beside the release, so that more records can be drawn
+    from it (`dpdask sample`); of the mechanism `copula`. It costs no ε.
+    """
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

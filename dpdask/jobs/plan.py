@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dpdask.connect.spec import Local, Synchronous, Threads
+from dpdask.documents import suggest
 from dpdask.engine.write import Told, limit_shard_rows
 from dpdask.errors import (
     BudgetError,
@@ -40,6 +42,8 @@ from dpdask.mechanisms.expectations import (
     warn_of_number_bounds,
 )
 from dpdask.mechanisms.mechanism import audit_mechanism
+from dpdask.privacy.budget import MAX_EPSILON, write_above
+from dpdask.privacy.noise import margin_95
 from dpdask.stats.statistic import ColumnOrder
 
 
@@ -220,6 +224,8 @@ class Plan(Planned):
     # `new_rows` (None if no footer tells), the `epsilon` of this release for one unit and of the
     # whole `series_epsilon` after it. Else None.
     series: dict[str, Any] | None = None
+    # The errors that were asked for, and the least `epsilon` that meets them; empty if none were.
+    target: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -260,6 +266,7 @@ class Plan(Planned):
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
             f"  input     {rows}, {size}, {files}{version}",
             *_describe_series(self.series),
+            *_describe_target(self.target),
             *takes,
             *describe_steps(self),
             *outside,
@@ -282,6 +289,13 @@ def _describe_series(series: dict[str, Any] | None) -> list[str]:
         together = f"all together {series['series_epsilon']:.6g}"
         cost = f"; this one costs a unit ε {series['epsilon']:.6g}, {together}"
     return [f"  series    {releases} with {rows} of {files}; {new}{cost}"]
+
+
+def _describe_target(target: dict[str, float]) -> list[str]:
+    asked = ", ".join(f"{name} {each:g}" for name, each in target.items() if name != "epsilon")
+    return (
+        [f"  target    {asked}: met from privacy.epsilon {target['epsilon']!r}"] if target else []
+    )
 
 
 @raises_in_keys
@@ -350,6 +364,82 @@ def plan_job(job: Job) -> Plan:
         expectations=mechanism.description.expectations(opened.work.columns),
         series=series,
     )
+
+
+_LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
+
+
+@raises_in_keys
+@opens_stores
+def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
+    """Return the least ε of a job, up to 1 %, at which its noise meets targets; from public facts alone.
+
+    Parameters
+    ----------
+    targets
+        `count_margin`: what the noise of each published count exceeds with a probability of at most
+        5 %, in rows. `share`: the same as a share of the rows, whose number must be public.
+
+    Notes
+    -----
+    The noise is planned anew for each ε that is tried, and falls as ε rises.
+    """
+    mechanism = job.mechanism
+    if not (budget := mechanism.budget) or not mechanism.counted:
+        what = "it publishes no counts whose error is that of their noise alone"
+        hint = "take the mechanism copula, marginals, or a histogram without a threshold"
+        raise SpecError(what, "--target", hint)
+    wanted = _list_margins(job, targets)
+
+    def find_excess(epsilon: float) -> float:
+        asked = replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon}))
+        return max(map(margin_95, asked.counted)) / wanted
+
+    low, high, epsilon = _LEAST_EPSILON, math.inf, budget.epsilon
+    while high > _PRECISE * low:
+        excess = find_excess(epsilon)
+        if excess > 1.0 and epsilon >= MAX_EPSILON:
+            what = f"even ε = {MAX_EPSILON:g} does not meet it"
+            raise SpecError(what, "--target", "count fewer tables, or ask for less")
+        low, high = (low, min(high, epsilon)) if excess <= 1.0 else (max(low, epsilon), high)
+        # noise falls about as 1 / ε: aim a little above the least ε, then a little below it
+        epsilon *= excess * (1.002 if excess > 1.0 else 0.998)
+        if not _PRECISE ** (1 / 3) * low < epsilon < high / 1.001:
+            epsilon = math.sqrt(low * high) if high < math.inf else MAX_EPSILON
+        epsilon = min(epsilon, MAX_EPSILON)
+    return min(float(write_above(high, 4)), MAX_EPSILON)
+
+
+def _list_margins(job: Job, targets: Mapping[str, str]) -> float:
+    """Return the smallest margin of a count that targets ask for."""
+    wanted = math.inf
+    for name, text in targets.items():
+        where, rows, value = f"--target {name}", 1, 0.0
+        if name in _NOT_KNOWN:
+            what = f"{_NOT_KNOWN[name]}, so no ε is known before the run to meet it"
+            raise SpecError(what, where, "give count_margin or share")
+        if name not in ("count_margin", "share"):
+            what = "is not a target"
+            hint = suggest(name, ["count_margin", "share"], "give count_margin or share")
+            raise SpecError(what, where, hint)
+        with suppress(ValueError):
+            value = float(text)
+        if not (math.isfinite(value) and value > 0):
+            raise SpecError("a number above 0 is expected", where, "as in count_margin=20")
+        if name == "share":
+            found = open_table(job, Folder(job.output_url)).public_rows
+            if not found:
+                what = "the number of rows is private, or not known before they are read"
+                raise SpecError(what, where, "give count_margin")
+            rows = found
+        wanted = min(wanted, value * rows)
+    return wanted
+
+
+_NOT_KNOWN = {
+    "mean": "the error of a mean depends on where the rows lie",
+    "kept": "how much a released row keeps depends on how frequent its values are",
+}
 
 
 def _tell_why(series: dict[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ See docs/explanation/design.md, The life of a run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,8 @@ from dpdask.io.shards import (
     CROISSANT_NAME,
     MANIFEST_NAME,
     MEASURED,
-    MEASURED_NAME,
+    META,
+    MODEL,
     PAGE_NAME,
     SUCCESS_NAME,
     Manifest,
@@ -401,12 +402,15 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
     staged = _write(job, opened, fitted, staging, attempt.progress)
     with step("publishing"):
         release = load(opened.work.secrets, fitted.release_sha256, opened.mechanism.release_type)
-        measured = read_measured(opened.mechanism, opened.work)
-        card = make_job_card(job, opened, reached, release, measured)
+        beside = _list_beside(job, opened, release)
+        card = make_job_card(job, opened, reached, release, beside)
         card = card if following is None else following.describe(card)
         content = card.to_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
-        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=sha256)
+        model = (card.sha256 or {}).get(MODEL)
+        manifest = Manifest(
+            job=job.digest, shards=staged.shards, card_sha256=sha256, model_sha256=model
+        )
         described, columns = opened.mechanism.description, opened.work.columns
         quality, doubts = described.quality(release), described.warnings(release, columns)
         if opened.work.unit is not None and opened.mechanism.releases_rows:
@@ -417,7 +421,7 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         # failure to make them may fail the release
         page, faults = make_page(card, manifest, staging.shards)
         croissant, further = make_croissant(card, manifest, staging.shards)
-        counts = {MEASURED_NAME: measured} if measured else {}
+        counts = {f"{META}/{name}": data for name, data in beside.items()}
         documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, **counts, CARD_NAME: content}
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         if attempt.growth is not None and following is not None:
@@ -524,12 +528,21 @@ def _write(
     return write_all(tasks, work, fitted.release_sha256, kind, staging, progress)
 
 
+def _list_beside(job: Job, opened: JobTable, release: Any) -> dict[str, bytes]:
+    """Return the files of noisy counts and of the model, as far as they are published."""
+    measured = read_measured(opened.mechanism, opened.work)
+    beside = {MEASURED: measured} if measured else {}
+    if job.file.output.model:  # without the secret that salts the run's own file
+        beside[MODEL] = release.to_bytes()
+    return beside
+
+
 def make_job_card(
-    job: Job, opened: JobTable, reached: RunRecord, release: Any, measured: bytes
+    job: Job, opened: JobTable, reached: RunRecord, release: Any, beside: Mapping[str, bytes]
 ) -> Card:
     """Return the release card of a run: the same run, the same card.
 
-    `measured` is the file of noisy counts; empty if there is none.
+    `beside` are the files of noisy counts and of the model, as far as they are published.
 
     Privacy
     -------
@@ -550,8 +563,10 @@ def make_job_card(
     if opened.table.version is not None:
         version = {"format": opened.table.format, "version": opened.table.version}
         changes["input"] = InputVersion.model_validate(version)
-    if measured:
-        changes["sha256"] = {MEASURED: hashlib.sha256(measured).hexdigest()}
+    if beside:
+        changes["sha256"] = {
+            name: hashlib.sha256(data).hexdigest() for name, data in beside.items()
+        }
     if job.file.about is not None:
         changes["about"] = job.file.about
     book = job.account.read()

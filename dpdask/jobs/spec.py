@@ -277,6 +277,9 @@ class Job:
         )
         self.account = Account(mechanism=self.mechanism, place=self.ledger)
         self._check_partitions()
+        if file.output.model and not self.mechanism.has_model:
+            what = "this mechanism fits no model that records could be drawn from"
+            raise SpecError(what, "output.model", "remove the key, or take the mechanism copula")
         if file.growing:
             self._check_growing()
             if file.output.format != "parquet":

@@ -161,17 +161,19 @@ def draw_places(
 
 
 @jit
-def spread_evenly(codes: Codes, n_cells: int, places: Uint32s) -> None:
+def spread_evenly(codes: Codes, n_cells: int, places: Uint32s, n_counted: int) -> None:
     """Stretch the places in each cell of a column, in their order, until 32 bins of them have equally many.
 
     Parameters
     ----------
     codes, places
         Arrays of shape (n,): the cell of each record, and its place, which is changed.
+    n_counted
+        How many records are counted in the bins; further ones are stretched as these are.
     """
     counts = np.zeros((n_cells, 2**_BITS), np.int64)
     shift = np.uint32(32 - _BITS)
-    for row in range(len(codes)):
+    for row in range(n_counted):
         counts[codes[row], places[row] >> shift] += 1
     before = np.zeros((n_cells, 2**_BITS + 1))
     for cell in range(n_cells):
@@ -179,6 +181,8 @@ def spread_evenly(codes: Codes, n_cells: int, places: Uint32s) -> None:
             before[cell, part + 1] = before[cell, part] + counts[cell, part]
     for row in range(len(codes)):
         own, bin_ = np.int64(codes[row]), np.int64(places[row] >> shift)
+        if before[own, 2**_BITS] == 0.0:
+            continue
         inside = (float(places[row]) - bin_ * 2.0 ** (32 - _BITS)) / 2.0 ** (32 - _BITS)
         share = (before[own, bin_] + inside * counts[own, bin_]) / before[own, 2**_BITS]
         places[row] = np.uint32(min(share * _SCALE, _SCALE - 1.0))

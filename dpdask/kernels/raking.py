@@ -80,6 +80,7 @@ def rake(
     total: float,
     strengths: Floats,
     order: Ints,
+    shares: Floats | None = None,
 ) -> Singles:
     """Return weights at which the pool's tables are near the wanted ones.
 
@@ -96,6 +97,9 @@ def rake(
     strengths
         float64 array of shape (n_tables,): how firmly each table is believed, per count: a multiple
         of 1 / σ², for noise of standard deviation σ.
+    shares
+        float64 array of shape (n,), with the sum 1: how much each record stands for, of a pool that
+        holds more of some; all stand for as much if None.
 
     Notes
     -----
@@ -111,7 +115,11 @@ def rake(
         if largest <= 2**16
         else np.zeros(codes.shape[1], np.uint32)
     )
-    return _rake(codes, sizes, tables, starts, targets, total, strengths, order, cells, largest)
+    n = codes.shape[1]
+    weights = np.full(n, np.float32(total / n))
+    if shares is not None:
+        weights[:] = total * shares
+    return _rake(codes, sizes, tables, starts, targets, weights, strengths, order, cells, largest)
 
 
 @jit
@@ -121,14 +129,13 @@ def _rake(
     tables: Ints,
     starts: Ints,
     targets: Floats,
-    total: float,
+    weights: Singles,
     strengths: Floats,
     order: Ints,
     cells: Cells,
     largest: int,
 ) -> Singles:
     n = codes.shape[1]
-    weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
     # double precision: in single, sums of many equal weights would err all one way
     lanes, found = (np.zeros((_LANES, largest)), np.zeros(largest))

@@ -344,8 +344,8 @@ class Card(CardPart):
     together.
     """
     sha256: dict[str, str] | None = None
-    """By file, the digest of what lies beside the card: the noisy counts of a job, or a saved
-    release.
+    """By file, the digest of what lies beside the card: the noisy counts and the model of a job, or
+    a saved release.
     """
 
     def to_dict(self) -> Json:

@@ -16,6 +16,7 @@ from dpdask.archive import Archived, Contents, Json, Named
 from dpdask.arrays import Uint32s
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins, cells
 from dpdask.codec import Codec, codec_for
+from dpdask.errors import SpecError
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.privacy.events import Composed
 from dpdask.references.hierarchy import make_grid
@@ -161,6 +162,12 @@ class ReleasedCounts(Archived):
     def cells(self) -> CutColumns:
         """Return the public cells of each column, in the order of the domain."""
         return cut_released(self.noisy.domain.names, self.schema, self.columns, self.bins)
+
+    def condition(self, where: str) -> Any:
+        """Return which records a text asks for; refused unless they are drawn from a model."""
+        del where
+        what = "records of this release are drawn without conditions"
+        raise SpecError(what, "`where`", "leave it out, or take the mechanism copula")
 
     @property
     def event(self) -> Composed:

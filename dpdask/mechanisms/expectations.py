@@ -32,7 +32,7 @@ from dpdask.privacy.events import (
     shorten,
     write_digits,
 )
-from dpdask.privacy.noise import deviation, perturb
+from dpdask.privacy.noise import deviation, margin_95, perturb
 from dpdask.references.counts import label_table
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
@@ -359,7 +359,8 @@ class Planned:
     # The dataset's ε spent before and after the run, its limit, whether the run fits, and the share
     # of the rows that have no ε in some run, before and after this one; None without a ledger.
     ledger: Named | None
-    # The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
+    # The central noise: `on` how many vectors of counts, its `sigma` and `margin_95` (what it exceeds
+    # with a probability of at most 5 %) in counts, and its `kind`.
     noise: tuple[Named, ...]
     # About how long each stage takes, from bytes and usual rates; empty if that is not known.
     seconds: tuple[float, ...] = ()
@@ -388,14 +389,19 @@ def describe_steps(planned: Planned) -> list[str]:
 
 
 def list_noise(event: Event) -> tuple[Json, ...]:
-    """Return the central noise of an event: on how many vectors of counts it is added, its σ in counts, and its kind."""
-    found: Counter[tuple[float, str]] = Counter()
+    """Return the central noise of an event: on how many vectors of counts it is added, its σ and what it exceeds with 5 % probability, in counts, and its kind."""
+    found: Counter[tuple[float, float, str]] = Counter()
     for each in noises(event):
         kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
-        found[deviation(each), kind] += each.count
+        found[deviation(each), margin_95(each), kind] += each.count
     return tuple(
-        {"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind}
-        for (sigma, kind), n in found.items()
+        {
+            "on": f"{n:,} vector{'' if n == 1 else 's'} of counts",
+            "sigma": sigma,
+            "margin_95": margin,
+            "kind": kind,
+        }
+        for (sigma, margin, kind), n in found.items()
     )
 
 

@@ -31,6 +31,7 @@ from dpdask.privacy import (
 )
 from dpdask.privacy.audit import audit_event
 from dpdask.privacy.events import (
+    CentralEvent,
     Composed,
     DiscreteLaplace,
     RowOrder,
@@ -96,8 +97,11 @@ class RecordRelease(Protocol):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: as many as wanted, or as many as the release says."""
 
+    def condition(self, where: str) -> Any:
+        """Return which records a text asks for, as `batches` takes it after the others."""
+
     def batches(
-        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str, *where: Any
     ) -> Iterator[pa.RecordBatch]:
         """Yield records: a function of the arguments.
 
@@ -292,6 +296,7 @@ class Mechanism(ABC):
     bounds_rows: ClassVar[bool] = (
         True  # whether a pass before chooses the rows of a unit; else it does so itself
     )
+    has_model: ClassVar[bool] = False  # whether records can be drawn from what it fits
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -360,6 +365,11 @@ class Mechanism(ABC):
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
         """The samples of rows that no ε covers; their draws are not named yet."""
+        return ()
+
+    @property
+    def counted(self) -> tuple[CentralEvent, ...]:
+        """The noise of the counts that a release publishes as its result; none if there are none."""
         return ()
 
     @property

@@ -33,6 +33,7 @@ MAX_SCALE = 2.0**48
 _CHUNK = 2**14
 _SUMMED_SIGMA = 1024.0  # up to it, the mass of a discrete Gaussian is summed
 _ROUNDING = 1e-9  # relative: above what sums and exponentials in doubles lose
+_NORMAL_95 = 1.959963984540054
 
 Counts = Ints
 
@@ -62,6 +63,15 @@ def deviation(event: CentralEvent) -> float:
     if isinstance(event, DiscreteGaussian):
         return event.sigma
     return math.sqrt(0.5) / math.sinh(0.5 / event.scale)  # √(2α) / (1-α), without cancellation
+
+
+def margin_95(event: CentralEvent) -> float:
+    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
+    if isinstance(event, DiscreteGaussian):
+        return _NORMAL_95 * event.sigma + 1.0
+    # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
+    alpha = math.exp(-1.0 / event.scale)
+    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + alpha)))) - 1.0)
 
 
 def discrete_laplace(counts: Counts, scale: float, *, rng: Rng | None = None) -> Counts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +139,23 @@ def _write_labels(label: tuple[str, str] | None) -> str:
 
 def _quote(value: str) -> str:
     return f'"{value.translate(_LINE_ENDS)}"'
+
+
+@contextmanager
+def keep_metrics(
+    path: str | None, find_code: Callable[[BaseException], int], warn: Callable[[str], None]
+) -> Iterator[Metrics | None]:
+    """Keep metrics in a file until the block ends, last with the exit code; nothing of that fails a run."""
+    if path is None:
+        yield None
+        return
+    metrics, code = Metrics(path), 0
+    try:
+        yield metrics
+    except BaseException as error:
+        code = find_code(error)
+        raise
+    finally:
+        metrics.close(code)
+        if metrics.fault:
+            warn(f"the metrics could not be written ({metrics.fault})")

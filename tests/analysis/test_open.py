@@ -642,7 +642,7 @@ def test_the_documentation_runs(shelf, tmp_path, monkeypatch, capsys):
     for end, name in {
         "": "dip",
         "-interval": "interval",
-        "-synthetic": "copula",
+        "-synthetic": "model",
         "-cells": "cells",
         "-tables": "tables",
     }.items():

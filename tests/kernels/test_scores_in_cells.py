@@ -118,7 +118,7 @@ def test_places_are_spread_evenly_in_their_order():
     codes[:1] = 4
     before = (rng.beta(4, 2, len(codes)) * 2.0**32).astype(np.uint32)
     places = before.copy()
-    kernel.spread_evenly(codes, 5, places)
+    kernel.spread_evenly(codes, 5, places, len(codes))
     for cell in range(3):
         own, old = places[codes == cell], before[codes == cell]
         assert stats.kstest(own / 2.0**32, "uniform").pvalue > 1e-6

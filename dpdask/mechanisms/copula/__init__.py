@@ -27,7 +27,10 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
         if three
         else "What more than two columns together show: no table of three columns was measured."
     )
+    beside = "model.npz" in (card.sha256 or {})
+    further = "More records, also on a condition, at no ε: `release.sample(…)`, or `dpdask sample`."
     return [
+        *([further] if beside else []),
         "The distribution of each column.",
         "The tables of every two columns, up to the noise and to what the fit could not tell from noise.",
     ], [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles
+from dpdask.arrays import Codes, Flags, Floats, Ints, Shorts, Singles
 from dpdask.errors import SpecError
 from dpdask.kernels import correlation as latent_kernel
 from dpdask.kernels import decode as decode_kernel
@@ -95,13 +96,15 @@ class Targets:
         """How often each table is visited."""
         return SWEEPS if len(self.tables) <= _MANY_TABLES else FEW_SWEEPS
 
-    def weigh(self, pool: Codes, domain: Domain, rng: Rng) -> Weights:
+    def weigh(self, pool: Codes, domain: Domain, rng: Rng, shares: Floats | None = None) -> Weights:
         """Return weights at which a pool meets the tables, float32 of shape (m,); their sum is about the number of rows.
 
         Parameters
         ----------
         rng
             A stream: it decides the order in which tables are visited.
+        shares
+            How much each record of the pool stands for; all as much if None.
         """
         sizes = np.array(domain.sizes, dtype=np.int64)
         cells = _count_cells(self.tables, domain)
@@ -116,6 +119,7 @@ class Targets:
             self.total,
             self.strengths,
             order,
+            shares,
         )
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Rng) -> Codes:
@@ -136,11 +140,7 @@ class Targets:
         -----
         The weights hold for this pool alone and are thrown away.
         """
-        weights, sizes = self.weigh(pool, domain, rng), np.array(domain.sizes, dtype=np.int64)
-        begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
-        chosen = raking_kernel.resample(weights, _order(pool, sizes, walk), n, begin)
-        result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
-        return result
+        return _resample(pool, self.weigh(pool, domain, rng), n, domain, walk, rng)
 
 
 @step("fitting: the tables to rake to")
@@ -220,6 +220,17 @@ def _count_cells(tables: Ints, domain: Domain) -> Ints:
     return cells
 
 
+def _resample(
+    pool: Codes, weights: Weights, n: int, domain: Domain, walk: list[int], rng: Rng
+) -> Codes:
+    """Return n records of a pool, drawn by their weights; see `Targets.redraw`."""
+    begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
+    order = _order(pool, np.array(domain.sizes, dtype=np.int64), walk)
+    chosen = raking_kernel.resample(weights, order, n, begin)
+    result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
+    return result
+
+
 def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
     """Return the pool's records sorted by as many attributes of the walk as a 64-bit key holds."""
     key, room = np.zeros(pool.shape[1], dtype=np.int64), 2**62
@@ -233,6 +244,9 @@ def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
 
 MECHANISM_ID = "copula"
 _LEAST_KEPT = 1e-3  # of the records that are drawn
+MOST_MET = 2**14  # records that meet a condition and are drawn together
+_WHOLE = 2**15  # records beside which they are weighted
+_LEAST_MET, _SEEN = 1e-6, 2**22  # of so many records of the copula
 _JUDGED = 10_000  # records; of fewer, none may be kept by chance
 MAX_LATENTS = (
     6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
@@ -283,6 +297,17 @@ def check_latents(domain: Domain) -> None:
         raise SpecError(
             what, f"column {widest!r}", "lower `bins`, declare fewer levels, or drop a column"
         )
+
+
+class Met(NamedTuple):
+    """Records that meet a condition."""
+
+    codes: Codes
+    """The records."""
+    beside: Codes
+    """Records of the whole model, weighted by the same tables."""
+    share: float
+    """Which part of the model's records meets the condition."""
 
 
 class Workspace(NamedTuple):
@@ -382,6 +407,52 @@ class CopulaModel:
         result: Codes = np.concatenate(parts, axis=1)[:, :n]
         return result
 
+    def draw_met(
+        self,
+        n: int,
+        rng: Rng,
+        meets: Callable[[Codes], Flags],
+        workspace: Workspace | None = None,
+        rules: CellRules | None = None,
+    ) -> Met:
+        """Return records that meet a condition, as if `draw` drew until so many of its records met it.
+
+        Parameters
+        ----------
+        meets
+            Returns which of some records meet it.
+
+        Notes
+        -----
+        Records of the copula are drawn until enough meet the condition. Of the first 32,768 all are
+        kept, of further ones those that meet it: the pool is weighted to the tables as a whole, each
+        record by how many it stands for, and the wanted records are drawn by these weights.
+        """
+        whole = self._sample_kept(_WHOLE, rng, workspace, rules)
+        is_met = meets(whole)
+        parts, seen, n_first = [whole[:, is_met]], whole.shape[1], int(is_met.sum())
+        n_met = n_first
+        while n_met < n:
+            check_met(n_met, seen, _SEEN)
+            found = self.sample(CHUNK_ROWS, rng, workspace)
+            found = found[:, rules.keep(found)] if rules else found
+            parts.append(found[:, meets(found)])
+            seen, n_met = seen + found.shape[1], n_met + parts[-1].shape[1]
+        pool = np.concatenate([*parts, whole[:, ~is_met]], axis=1)
+        shares = np.full(pool.shape[1], 1.0 / whole.shape[1])
+        stands_for = whole.shape[1] / seen  # fewer, of those that were drawn further on
+        shares[:n_met] *= stands_for
+        if self.targets is None:
+            return Met(pool[:, :n], whole, n_met / seen)
+        weights = self.targets.weigh(pool, self.domain, rng, shares / shares.sum())
+        walk = [node.attribute for node in self.nodes]
+        codes = _resample(pool[:, :n_met], weights[:n_met], n, self.domain, walk, rng)
+        share = float(weights[:n_met].sum() / weights.sum())
+        some = np.r_[0:n_first, n_met : pool.shape[1]]
+        weights[:n_first] /= np.float32(stands_for)
+        beside = _resample(pool[:, some], weights[some], MOST_MET, self.domain, walk, rng)
+        return Met(codes, beside, share)
+
     def sample(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return records of the copula alone.
 
@@ -425,6 +496,13 @@ def check_kept(kept: int, drawn: int) -> None:
         raise SpecError(
             what, "schema, rules", "see which of them the table breaks, or spend more ε"
         )
+
+
+def check_met(met: float, seen: int, enough: int) -> None:
+    """Check that enough of the model's records meet a condition, once enough were seen."""
+    if seen >= enough and met < _LEAST_MET * seen:
+        what = "fewer than 1 in 1,000,000 of the model's records meet the condition"
+        raise SpecError(what, "`where`", "ask for more levels, or a wider range")
 
 
 def draw_latents(

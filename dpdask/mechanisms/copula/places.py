@@ -73,7 +73,9 @@ class Places:
         if not ((self.deviations >= 1e-3) & (self.deviations <= 1.0)).all():
             raise ValueError("the deviation of a score is not between 0 and 1")
 
-    def draw(self, codes: Codes, domain: Domain, rng: Rng) -> dict[str, Uint32s]:
+    def draw(
+        self, codes: Codes, domain: Domain, rng: Rng, n_counted: int | None = None
+    ) -> dict[str, Uint32s]:
         """Return where in their cells the values of some records lie: of each column, shares of 2**32.
 
         Parameters
@@ -83,6 +85,9 @@ class Places:
             are spread evenly over it.
         rng
             A stream; the places are a function of it and of the codes.
+        n_counted
+            How many of the records are spread evenly; the places of further ones are stretched as
+            theirs are. All if None.
         """
         own, (lows, highs) = np.take(codes, self.columns, axis=0), self.ranges
         sizes = np.array(domain.sizes, dtype=np.int64)[self.columns]
@@ -100,8 +105,9 @@ class Places:
                 words(rng, own[:, part].shape[1], len(own)),
                 found[:, part],
             )
+        n_spread = own.shape[1] if n_counted is None else n_counted
         for place, size in enumerate(sizes.tolist()):
-            kernel.spread_evenly(own[place], size, found[place])
+            kernel.spread_evenly(own[place], size, found[place], n_spread)
         names = (domain.names[column] for column in self.columns)
         return dict(zip(names, found, strict=True))
 

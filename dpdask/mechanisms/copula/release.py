@@ -18,10 +18,17 @@ from dpdask.mechanisms.columns import (
     draw_records,
 )
 from dpdask.mechanisms.copula.fit import FitReport
-from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
+from dpdask.mechanisms.copula.model import (
+    MOST_MET,
+    CopulaModel,
+    Node,
+    Targets,
+    check_latents,
+    check_met,
+)
 from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.rules import CellRules
+from dpdask.rules import CellRules, Condition
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, Stream, words
 
@@ -61,7 +68,13 @@ class FittedCopula(ReleasedCounts):
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
 
     def batches(
-        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+        self,
+        start: int,
+        n_rows: int,
+        n_total: int,
+        key: RunKey,
+        part: str,
+        where: Condition | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield synthetic records in the released columns and types.
 
@@ -69,6 +82,8 @@ class FittedCopula(ReleasedCounts):
         ----------
         part
             Not used: a record is a function of the key, its number and the number of all records.
+        where
+            Which records are wanted, from `condition`; others are drawn again.
 
         Notes
         -----
@@ -77,6 +92,13 @@ class FittedCopula(ReleasedCounts):
         for what a place leaves open of each column's values. A block that only partly belongs to
         this part is drawn whole.
         """
+        if where is not None:
+            for block in range(start // MOST_MET, -(-(start + n_rows) // MOST_MET)):
+                first = block * MOST_MET
+                low, high = max(start - first, 0), min(start + n_rows - first, MOST_MET)
+                found, _ = self.draw_met(block, min(MOST_MET, n_total - first), key, where)
+                yield found.slice(low, high - low)
+            return
         size, cells, workspace = (
             self.model.block_rows,
             self.cells(),
@@ -100,6 +122,64 @@ class FittedCopula(ReleasedCounts):
             yield from draw_records(
                 self.columns, cells, chunks, partial(self._open_values, key, block, low), places
             )
+
+    def condition(self, where: str) -> Condition:
+        """Return which records a text asks for."""
+        return Condition.parse(where, self.cells())
+
+    def draw_blocks(
+        self, n: int, key: RunKey, where: Condition | None
+    ) -> Iterator[tuple[list[pa.RecordBatch], float]]:
+        """Yield the records of `batches` block by block, each with the part of the model's records that meets the condition."""
+        size = self.model.block_rows if where is None else MOST_MET
+        for start in range(0, n, size):
+            n_rows = min(size, n - start)
+            if where is None:
+                yield list(self.batches(start, n_rows, n, key, "")), 1.0
+            else:
+                found, share = self.draw_met(start // size, n_rows, key, where)
+                yield [found], share
+
+    def draw_met(
+        self, block: int, n: int, key: RunKey, where: Condition
+    ) -> tuple[pa.RecordBatch, float]:
+        """Return a block of records that meet a condition, and which part of the model's records meets it.
+
+        Notes
+        -----
+        First cells are drawn that may meet it, then values inside them; records whose values do not
+        meet it are drawn again.
+        """
+        cells, model, rngs = self.cells(), self.model, dict[str, Stream]()
+        rules, workspace = CellRules.of(self.schema.rules, cells), model.workspace(CHUNK_ROWS)
+
+        def open_stream(name: str) -> Stream:
+            return rngs.setdefault(name, model.stream(key, f"met {block}/{name}"))
+
+        parts: list[pa.RecordBatch] = []
+        n_met, n_drawn, shares = 0, 0, list[float]()
+        while n_met < n:
+            usual = n_met / n_drawn if n_drawn else 1.0
+            wanted = min(math.ceil((n - n_met) / max(usual, n / MOST_MET)), MOST_MET)
+            drawn = model.draw_met(wanted, open_stream("records"), where.may_meet, workspace, rules)
+            places = {}
+            if model.places is not None:
+                both, n_beside = (
+                    np.concatenate([drawn.beside, drawn.codes], axis=1),
+                    drawn.beside.shape[1],
+                )
+                found = model.places.draw(both, model.domain, open_stream("places"), n_beside)
+                places = {name: own[n_beside:] for name, own in found.items()}
+            chunks = [drawn.codes]
+            for rows in draw_records(
+                self.columns, cells, chunks, lambda name: open_stream(f"values/{name}"), places
+            ):
+                parts.append(rows.filter(pa.array(where.meet(rows))))
+                n_met, n_drawn = n_met + parts[-1].num_rows, n_drawn + rows.num_rows
+            shares.append(drawn.share)
+            check_met(n_met * drawn.share, n_drawn, 8 * MOST_MET)
+        whole = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        return whole.slice(0, n), float(np.mean(shares)) * n_met / n_drawn
 
     def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
         """Return the stream of a column's values in a block, behind those of its first records."""

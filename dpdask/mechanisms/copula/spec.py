@@ -133,6 +133,7 @@ class CopulaMechanism(NoisyTables):
 
     nobody: ClassVar = "synthetic records"
     keeps_rules: ClassVar = True
+    has_model: ClassVar = True
     release_type: ClassVar = FittedCopula
 
     @cached_property

@@ -41,7 +41,7 @@ from dpdask.mechanisms.histogram.release import (
     points_per_cell,
     type_points,
 )
-from dpdask.mechanisms.marginals.noise import account_for, margin_95
+from dpdask.mechanisms.marginals.noise import account_for
 from dpdask.mechanisms.mechanism import (
     Columns,
     NoisyCounts,
@@ -52,11 +52,12 @@ from dpdask.mechanisms.mechanism import (
     no_rows,
 )
 from dpdask.privacy.events import (
+    CentralEvent,
     Composed,
     DiscreteLaplace,
     write_digits,
 )
-from dpdask.privacy.noise import deviation
+from dpdask.privacy.noise import deviation, margin_95
 from dpdask.references.hierarchy import MANY
 from dpdask.references.histogram import (
     Bins,
@@ -156,6 +157,11 @@ class HistogramMechanism(NoisyCounts):
     def event(self) -> Composed:
         """One noisy histogram, the fine counts of columns whose cells are found, and the number of rows if a threshold needs it."""
         return self.noise.event
+
+    @property
+    def counted(self) -> tuple[CentralEvent, ...]:
+        """The noise of the cells; none with a threshold, which changes counts by more than that."""
+        return (self.noise.cells,) if self.spec.threshold == "none" else ()
 
     def with_rows(self, count: Callable[[], int | None]) -> Self:
         """Return the mechanism with the number of bins that the rule gives.

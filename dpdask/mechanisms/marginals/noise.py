@@ -31,7 +31,7 @@ from dpdask.privacy.events import (
     scale_events,
     to_dict,
 )
-from dpdask.privacy.noise import deviation
+from dpdask.privacy.noise import deviation, margin_95
 from dpdask.references.counts import (
     AGAIN,
     IN_CELLS,
@@ -45,7 +45,6 @@ from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
 from dpdask.streams import Rng
 
-_NORMAL_95 = 1.959963984540054
 _LEAST_OF_FINE, _MOST_OF_FINE = 0.2, 0.25
 _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
 # the events of several tables, in the order in which they are charged but for declared tables
@@ -116,15 +115,6 @@ class MarginalNoise:
         }
         cliques = {tuple(clique): central_from_dict(event) for clique, event in data["cliques"]}
         return cls(**shared, cliques=cliques)
-
-
-def margin_95(event: CentralEvent) -> float:
-    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
-    if isinstance(event, DiscreteGaussian):
-        return _NORMAL_95 * event.sigma + 1.0
-    # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
-    alpha = math.exp(-1.0 / event.scale)
-    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + alpha)))) - 1.0)
 
 
 def account_for(

@@ -23,7 +23,6 @@ from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
     account_for,
-    margin_95,
     measure,
     plan_noise,
 )
@@ -39,7 +38,7 @@ from dpdask.mechanisms.mechanism import (
 )
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, Composed, write_digits
-from dpdask.privacy.noise import deviation
+from dpdask.privacy.noise import deviation, margin_95
 from dpdask.references.histogram import (
     Bins,
     cut_with_found,
@@ -96,6 +95,12 @@ class NoisyTables(NoisyCounts):
     def event(self) -> Composed:
         """One noisy table after the other."""
         return self.noise.event
+
+    @property
+    def counted(self) -> tuple[CentralEvent, ...]:
+        """The noise of the tables that are measured whatever the rows are."""
+        found = (self.noise.one_way, self.noise.pairs, *self.noise.cliques.values())
+        return tuple(event for event in found if event is not None)
 
     def cells(self, columns: Columns) -> CutColumns:
         """Return the cells of each privatised column; before they are found, as many as there may be."""

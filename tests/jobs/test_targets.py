@@ -1,0 +1,109 @@
+"""`plan --target`: the least ε whose noise meets an error, from public facts alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from e2e.helpers import call_cli, load, run_here
+
+import dpdask
+from dpdask.errors import SpecError
+from dpdask.jobs.plan import find_epsilon
+from dpdask.privacy.noise import margin_95
+
+CELLS = {"kind": "histogram", "bins": 4, "threshold": "none", "output": "cells"}
+
+
+def excess(job, epsilon, rows):
+    """Return how many times the rows the largest margin of a published count is at an ε."""
+    budget = job.mechanism.budget.model_copy(update={"epsilon": epsilon})
+    return max(map(margin_95, replace(job.mechanism, budget=budget).counted)) / rows
+
+
+@pytest.mark.parametrize("rows", [8, 60, 900])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("homes, copula", {}),
+        ("homes, tables", {}),
+        ("homes, tables", {"privacy__adjacency": "add-remove", "privacy__epsilon": 30.0}),
+        ("homes, cells", {"mechanism": CELLS}),
+    ],
+)
+def test_the_least_epsilon_is_found(name, changes, rows, shelf, tmp_path):
+    job = load(shelf.job(name, tmp_path, **changes))
+    found = find_epsilon(job, {"count_margin": str(rows)})
+    assert excess(job, found, rows) <= 1.0
+    grid = found * np.linspace(0.5, 0.98, 7)
+    assert min(excess(job, each, rows) for each in grid) > 1.0
+    share = {"share": repr(rows / 20_000), "count_margin": str(10 * rows)}
+    if job.mechanism.budget.adjacency == "replace-one":
+        assert find_epsilon(job, share) == pytest.approx(found, rel=0.02)
+    else:
+        with pytest.raises(SpecError, match="share: the number of rows is private"):
+            find_epsilon(job, share)
+
+
+def test_a_plan_says_the_epsilon_and_the_margin_holds(shelf, tmp_path):
+    """Of 20 x 60 counts, no more than chance allows are off by more than the margin; a half of it would be too small."""
+    job = shelf.job("homes, tables", tmp_path)
+    found = call_cli("plan", job, "--target", "count_margin=40", "--json")
+    assert found.returncode == 0
+    told = json.loads(found.stdout)
+    target = told["target"]
+    assert target["count_margin"] == 40
+    assert max(each["margin_95"] for each in told["noise"]) <= 40
+    shown = call_cli("plan", job, "--target", "count_margin=40").stdout
+    assert f"target    count_margin 40: met from privacy.epsilon {target['epsilon']!r}" in shown
+    assert "target" not in call_cli("plan", job).stdout
+    tables = []
+    for seed in range(20):
+        out = tmp_path / f"out {seed}"
+        run_here(job, privacy__epsilon=target["epsilon"], output__path=out, insecure_seed=seed)
+        tables.append(dpdask.open(str(out)).to_pandas())
+    counts = np.array([table["count"].to_numpy(dtype=float) for table in tables])
+    truth = exact(shelf, tables[0])
+    off = np.abs(counts - truth)
+    assert (off > 40).mean() < 0.05 + 4 * np.sqrt(0.05 * 0.95 / off.size)
+    assert (off > 20).mean() > 0.1
+
+
+def exact(shelf, table):
+    """Return the exact counts of a released table's cells."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(shelf.lake("homes")).to_pandas()
+    counts = rows.groupby(["town", "rating"]).size()
+    ends = np.digitize(rows["price"], np.linspace(0, 200, 21)[1:-1])
+    prices = np.bincount(ends, minlength=20)
+    found, place = [], 0
+    for town, rating in zip(table["town"], table["rating"], strict=True):
+        if town is None or town != town:
+            found.append(prices[place])
+            place += 1
+        else:
+            found.append(counts[(town, int(rating))])
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "what"),
+    [
+        ("homes, tables", "count_margin=0", "a number above 0 is expected"),
+        ("homes, tables", "count_margin=few", "a number above 0 is expected"),
+        ("homes, tables", "count_margn=3", "is not a target; did you mean 'count_margin'?"),
+        ("homes, copula", "count_margin=0.5", "even ε = 100 does not meet it"),
+        ("homes, tables", "mean=0.02", "depends on where the rows lie"),
+        ("homes, tables", "kept=0.5", "depends on how frequent its values are"),
+        ("homes, dip", "count_margin=20", "it publishes no counts"),
+        ("homes, interval", "count_margin=20", "it publishes no counts"),
+    ],
+)
+def test_what_no_epsilon_can_promise_is_refused(name, target, what, shelf, tmp_path):
+    found = call_cli("plan", shelf.job(name, tmp_path), "--target", target)
+    assert found.returncode == SpecError.exit_code
+    assert what in found.stderr
+    assert found.stderr.count("\n") == 1
