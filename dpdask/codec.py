@@ -366,7 +366,12 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
         or pa.types.is_timestamp(type_)
     ):
         what = f"a {column.kind} column holds integers, floats, decimals, dates or timestamps, but this one is {type_}"
-        raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
+        hint = "correct its kind, or the file's type"
+        if pa.types.is_time(type_):
+            hint = "store whole numbers since midnight, such as seconds, as int64"
+        elif pa.types.is_duration(type_):
+            hint = f"store whole numbers of its unit, {type_.unit}, as int64"
+        raise DataError(what, f"column {name!r}", hint)
     bounds = None if column.bounds is None else convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(
         name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level"

@@ -300,6 +300,20 @@ def test_domains_that_do_not_fit_the_columns_type_are_refused(type_, declared, w
 
 
 @pytest.mark.parametrize(
+    ("type_", "hint"),
+    [
+        (pa.time64("us"), "whole numbers since midnight, such as seconds"),
+        (pa.time32("s"), "whole numbers since midnight, such as seconds"),
+        (pa.duration("ms"), "whole numbers of its unit, ms"),
+        (TEXT, "correct its kind"),
+    ],
+    ids=str,
+)
+def test_a_type_that_is_no_number_is_refused_with_the_unit_to_use(type_, hint):
+    assert hint in refusal(make, type_, bounds=[0, 10]).hint
+
+
+@pytest.mark.parametrize(
     ("levels", "type_", "hint"),
     [
         (["false", "true"], pa.bool_(), QUOTES),

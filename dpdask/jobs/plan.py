@@ -371,7 +371,7 @@ _LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
 
 @raises_in_keys
 @opens_stores
-def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
+def find_epsilon(job: Job, targets: Mapping[str, str], where: str = "--target") -> float:
     """Return the least ε of a job, up to 1 %, at which its noise meets targets; from public facts alone.
 
     Parameters
@@ -388,8 +388,8 @@ def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
     if not (budget := mechanism.budget) or not mechanism.counted:
         what = "it publishes no counts whose error is that of their noise alone"
         hint = "take the mechanism copula, marginals, or a histogram without a threshold"
-        raise SpecError(what, "--target", hint)
-    wanted = _list_margins(job, targets)
+        raise SpecError(what, where, hint)
+    wanted = _list_margins(job, targets, where)
 
     def find_excess(epsilon: float) -> float:
         asked = replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon}))
@@ -400,7 +400,7 @@ def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
         excess = find_excess(epsilon)
         if excess > 1.0 and epsilon >= MAX_EPSILON:
             what = f"even ε = {MAX_EPSILON:g} does not meet it"
-            raise SpecError(what, "--target", "count fewer tables, or ask for less")
+            raise SpecError(what, where, "count fewer tables, or ask for less")
         low, high = (low, min(high, epsilon)) if excess <= 1.0 else (max(low, epsilon), high)
         # noise falls about as 1 / ε: aim a little above the least ε, then a little below it
         epsilon *= excess * (1.002 if excess > 1.0 else 0.998)
@@ -410,11 +410,11 @@ def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
     return min(float(write_above(high, 4)), MAX_EPSILON)
 
 
-def _list_margins(job: Job, targets: Mapping[str, str]) -> float:
+def _list_margins(job: Job, targets: Mapping[str, str], option: str) -> float:
     """Return the smallest margin of a count that targets ask for."""
     wanted = math.inf
     for name, text in targets.items():
-        where, rows, value = f"--target {name}", 1, 0.0
+        where, rows, value = f"{option} {name}", 1, 0.0
         if name in _NOT_KNOWN:
             what = f"{_NOT_KNOWN[name]}, so no ε is known before the run to meet it"
             raise SpecError(what, where, "give count_margin or share")

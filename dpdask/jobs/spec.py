@@ -516,7 +516,7 @@ def load_job(
         _set(data, key, value)
     if derive is not None:
         derive(data)
-    schema_text = _name_schema(data, path.parent)
+    schema_text, target = _name_schema(data, path.parent), _take_target(data, text)
 
     def check_file() -> JobFile:
         if todos := text.list_todos():
@@ -531,9 +531,35 @@ def load_job(
 
     file, schema = check_all(check_file, lambda: Schema.from_text(schema_text()))
     try:
-        return Job(file, schema, path.parent.resolve())
+        return _meet_target(Job(file, schema, path.parent.resolve()), target, path.parent.resolve())
     except SpecError as error:
         raise _find_line(error, text, schema_text()) from None
+
+
+def _meet_target(job: Job, target: Mapping[str, str], base: Path) -> Job:
+    """Return a job with the least ε that meets the error that it asks for, if it does."""
+    if not target or job.file.privacy is None:
+        return job
+    from dpdask.jobs.plan import find_epsilon  # it plans jobs
+
+    epsilon = find_epsilon(job, target, "privacy.epsilon.target")
+    privacy = job.file.privacy.model_copy(update={"epsilon": epsilon})
+    return Job(job.file.model_copy(update={"privacy": privacy}), job.schema, base)
+
+
+def _take_target(data: dict[str, Any], text: Text) -> dict[str, str]:
+    """Return the error that a job asks for in place of an ε, and put any ε there until it is found."""
+    privacy = data.get("privacy")
+    if not isinstance(privacy, dict) or not isinstance(asked := privacy.get("epsilon"), dict):
+        return {}
+    target = asked.get("target")
+    wanted = target.get("count_margin") if isinstance(target, dict) else None
+    if type(wanted) not in (int, float) or asked != {"target": {"count_margin": wanted}}:
+        what = "a number is expected, or `{target: {count_margin: ROWS}}`"
+        error = SpecError(what, f"{text.name}, privacy.epsilon", "as in `count_margin: 20`")
+        raise error.at(text.find_line(("privacy", "epsilon")))
+    privacy["epsilon"] = 1.0
+    return {"count_margin": str(wanted)}
 
 
 def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:

@@ -17,7 +17,7 @@ from dpdask.arrays import Ints
 from dpdask.codec import LevelCodec, is_text
 from dpdask.errors import InputError, SpecError, list_names, say_count
 from dpdask.mechanisms.card import Card, Guidance, Section, no_margin, noisy_counts_section
-from dpdask.mechanisms.marginals.noise import account_for, margin_95
+from dpdask.mechanisms.marginals.noise import account_for
 from dpdask.mechanisms.mechanism import (
     Columns,
     NoisyCounts,
@@ -37,7 +37,7 @@ from dpdask.privacy.events import (
     scale_events,
     to_dict,
 )
-from dpdask.privacy.noise import find_threshold, select_keys
+from dpdask.privacy.noise import find_threshold, margin_95, select_keys
 from dpdask.schema import MAX_LEVELS, Column, Level, Schema
 from dpdask.stats.keys import ColumnKeys, KeyStatistic
 from dpdask.streams import Noise, RunKey
@@ -84,11 +84,15 @@ class FoundLevels(Archived):
             raise SpecError("a list of levels is no sample", "n_rows", hint)
         return sum(map(len, self.levels.values()))
 
+    def condition(self, where: str) -> Any:
+        """Refuse: no records are drawn."""
+        raise SpecError("a list of levels is no sample", "where", "leave it out")
+
     def batches(
-        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str, *where: Any
     ) -> Iterator[pa.RecordBatch]:
         """Yield the levels as rows; see `RecordRelease.batches`."""
-        del n_total, key, part
+        del n_total, key, part, where
         listed = [(name, str(level)) for name, found in self.levels.items() for level in found]
         arrays = [pa.array(each, pa.string()) for each in zip(*listed, strict=True)]
         units = np.concatenate([*self.units.values(), np.zeros(0, dtype=np.int64)])

@@ -85,11 +85,24 @@ class UnitColumn(Document):
         return f"{self.column}_weight" if self.publish_counts else None
 
 
+def _or_target(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema take an error in place of an ε, as the file of a job may have it."""
+    keys = ("type", "exclusiveMinimum", "maximum")
+    found: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+    for name in ("count_margin", "target"):
+        only = {"required": [name], "additionalProperties": False}
+        found = {"type": "object", "properties": {name: found}, **only}
+    schema["anyOf"] = [{key: schema.pop(key) for key in keys if key in schema}, found]
+
+
 class Budget(Document):
     """The privacy budget that a job declares."""
 
-    epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)
-    """ε, in (0, 100]."""
+    epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False, json_schema_extra=_or_target)
+    """ε, in (0, 100]. In the file of a job that publishes noisy counts also `{target: {count_margin:
+    20}}`: the least ε, up to 2 %, at which the noise of a count exceeds so many rows with a
+    probability of at most 5 %.
+    """
     delta: Annotated[
         float,
         Field(ge=0, lt=1, allow_inf_nan=False),

@@ -107,3 +107,34 @@ def test_what_no_epsilon_can_promise_is_refused(name, target, what, shelf, tmp_p
     assert found.returncode == SpecError.exit_code
     assert what in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+def test_a_job_may_name_the_error_in_place_of_the_epsilon(shelf, tmp_path):
+    asked = {"target": {"count_margin": 60}}
+    job = shelf.job("homes, copula", tmp_path, privacy__epsilon=asked)
+    loaded = load(job)
+    promised = loaded.file.privacy.epsilon
+    assert promised == loaded.mechanism.budget.epsilon
+    assert promised == pytest.approx(find_epsilon(loaded, {"count_margin": "60"}), rel=0.02)
+    numbered = load(job, privacy__epsilon=repr(promised))
+    assert numbered.digest == loaded.digest
+    assert f"ε = {promised:g}" in call_cli("plan", job).stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"target": {"count_margin": "few"}}, "a number is expected, or `{target:"),
+        ({"target": {"share": 0.1}}, "a number is expected, or `{target:"),
+        ({"target": 20}, "a number is expected, or `{target:"),
+        ({"target": {"count_margin": True}}, "a number is expected, or `{target:"),
+        ({"target": {"count_margin": 20}, "at": 1}, "a number is expected, or `{target:"),
+        ({"target": {"count_margin": -1}}, "count_margin: a number above 0 is expected"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_its_line(asked, what, shelf, tmp_path):
+    found = call_cli("validate", shelf.job("homes, copula", tmp_path, privacy__epsilon=asked))
+    assert found.returncode == SpecError.exit_code
+    assert what in found.stderr
+    assert "privacy.epsilon" in found.stderr
+    assert found.stderr.count("\n") == 1
