@@ -37,13 +37,12 @@ from dpdask.mechanisms.expectations import (
     describe_promise,
     describe_seconds,
     describe_steps,
+    find_least_epsilon,
     list_noise,
     tell_date_bounds,
     warn_of_number_bounds,
 )
 from dpdask.mechanisms.mechanism import audit_mechanism
-from dpdask.privacy.budget import MAX_EPSILON, write_above
-from dpdask.privacy.noise import margin_95
 from dpdask.stats.statistic import ColumnOrder
 
 
@@ -366,12 +365,9 @@ def plan_job(job: Job) -> Plan:
     )
 
 
-_LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
-
-
 @raises_in_keys
 @opens_stores
-def find_epsilon(job: Job, targets: Mapping[str, str], where: str = "--target") -> float:
+def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
     """Return the least ε of a job, up to 1 %, at which its noise meets targets; from public facts alone.
 
     Parameters
@@ -379,42 +375,16 @@ def find_epsilon(job: Job, targets: Mapping[str, str], where: str = "--target") 
     targets
         `count_margin`: what the noise of each published count exceeds with a probability of at most
         5 %, in rows. `share`: the same as a share of the rows, whose number must be public.
-
-    Notes
-    -----
-    The noise is planned anew for each ε that is tried, and falls as ε rises.
     """
-    mechanism = job.mechanism
-    if not (budget := mechanism.budget) or not mechanism.counted:
-        what = "it publishes no counts whose error is that of their noise alone"
-        hint = "take the mechanism copula, marginals, or a histogram without a threshold"
-        raise SpecError(what, where, hint)
-    wanted = _list_margins(job, targets, where)
-
-    def find_excess(epsilon: float) -> float:
-        asked = replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon}))
-        return max(map(margin_95, asked.counted)) / wanted
-
-    low, high, epsilon = _LEAST_EPSILON, math.inf, budget.epsilon
-    while high > _PRECISE * low:
-        excess = find_excess(epsilon)
-        if excess > 1.0 and epsilon >= MAX_EPSILON:
-            what = f"even ε = {MAX_EPSILON:g} does not meet it"
-            raise SpecError(what, where, "count fewer tables, or ask for less")
-        low, high = (low, min(high, epsilon)) if excess <= 1.0 else (max(low, epsilon), high)
-        # noise falls about as 1 / ε: aim a little above the least ε, then a little below it
-        epsilon *= excess * (1.002 if excess > 1.0 else 0.998)
-        if not _PRECISE ** (1 / 3) * low < epsilon < high / 1.001:
-            epsilon = math.sqrt(low * high) if high < math.inf else MAX_EPSILON
-        epsilon = min(epsilon, MAX_EPSILON)
-    return min(float(write_above(high, 4)), MAX_EPSILON)
+    wanted = _list_margins(job, targets) if job.mechanism.counted else math.inf
+    return find_least_epsilon(job.mechanism, wanted, "--target")
 
 
-def _list_margins(job: Job, targets: Mapping[str, str], option: str) -> float:
+def _list_margins(job: Job, targets: Mapping[str, str]) -> float:
     """Return the smallest margin of a count that targets ask for."""
     wanted = math.inf
     for name, text in targets.items():
-        where, rows, value = f"{option} {name}", 1, 0.0
+        where, rows, value = f"--target {name}", 1, 0.0
         if name in _NOT_KNOWN:
             what = f"{_NOT_KNOWN[name]}, so no ε is known before the run to meet it"
             raise SpecError(what, where, "give count_margin or share")

@@ -417,12 +417,7 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
             # those of the plan, by the rows that the bound of units has left
             n_rows = sum(fitted.n_released)
             doubts = (*described.cautions(columns, n_rows), *doubts)
-        # page and metadata are functions of what is published. The budget is spent by now, so no
-        # failure to make them may fail the release
-        page, faults = make_page(card, manifest, staging.shards)
-        croissant, further = make_croissant(card, manifest, staging.shards)
-        counts = {f"{META}/{name}": data for name, data in beside.items()}
-        documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, **counts, CARD_NAME: content}
+        documents, faults = _make_documents(card, manifest, staging.shards, beside)
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         if attempt.growth is not None and following is not None:
             attempt.growth.publish(following, reached, staging, manifest, documents)
@@ -438,7 +433,7 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         status="released",
         output=job.output_url,
         manifest=manifest,
-        warnings=(*(() if strict else doubts), *sorted_, *faults, *further, *left),
+        warnings=(*(() if strict else doubts), *sorted_, *faults, *left),
         told=told,
         quality=quality,
         mechanism=opened.mechanism,
@@ -535,6 +530,21 @@ def _list_beside(job: Job, opened: JobTable, release: Any) -> dict[str, bytes]:
     if job.file.output.model:  # without the secret that salts the run's own file
         beside[MODEL] = release.to_bytes()
     return beside
+
+
+def _make_documents(
+    card: Card, manifest: Manifest, shards: Folder, beside: Mapping[str, bytes]
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return what is published beside the shards, and warnings about what it lacks.
+
+    Page and metadata are functions of what is published. The budget is spent by now, so no failure
+    to make them may fail the release.
+    """
+    page, faults = make_page(card, manifest, shards)
+    croissant, further = make_croissant(card, manifest, shards)
+    found = {f"{META}/{name}": data for name, data in beside.items()}
+    documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, **found, CARD_NAME: card.to_bytes()}
+    return documents, (*faults, *further)
 
 
 def make_job_card(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
@@ -50,6 +51,7 @@ from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
 from dpdask.mechanisms.card import About, load_installed
+from dpdask.mechanisms.expectations import find_least_epsilon
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
@@ -536,30 +538,29 @@ def load_job(
         raise _find_line(error, text, schema_text()) from None
 
 
-def _meet_target(job: Job, target: Mapping[str, str], base: Path) -> Job:
+def _meet_target(job: Job, target: float | None, base: Path) -> Job:
     """Return a job with the least ε that meets the error that it asks for, if it does."""
-    if not target or job.file.privacy is None:
+    if target is None or job.file.privacy is None:
         return job
-    from dpdask.jobs.plan import find_epsilon  # it plans jobs
-
-    epsilon = find_epsilon(job, target, "privacy.epsilon.target")
+    epsilon = find_least_epsilon(job.mechanism, target, "privacy.epsilon.target")
     privacy = job.file.privacy.model_copy(update={"epsilon": epsilon})
     return Job(job.file.model_copy(update={"privacy": privacy}), job.schema, base)
 
 
-def _take_target(data: dict[str, Any], text: Text) -> dict[str, str]:
-    """Return the error that a job asks for in place of an ε, and put any ε there until it is found."""
+def _take_target(data: dict[str, Any], text: Text) -> float | None:
+    """Return the margin of counts that a job asks for in place of an ε, and put any ε there until it is found."""
     privacy = data.get("privacy")
     if not isinstance(privacy, dict) or not isinstance(asked := privacy.get("epsilon"), dict):
-        return {}
+        return None
     target = asked.get("target")
-    wanted = target.get("count_margin") if isinstance(target, dict) else None
-    if type(wanted) not in (int, float) or asked != {"target": {"count_margin": wanted}}:
-        what = "a number is expected, or `{target: {count_margin: ROWS}}`"
+    wanted: Any = target.get("count_margin") if isinstance(target, dict) else None
+    known = type(wanted) in (int, float) and 0 < wanted < math.inf
+    if not known or asked != {"target": {"count_margin": wanted}}:
+        what = "a number above 0 is expected, or `{target: {count_margin: ROWS}}`"
         error = SpecError(what, f"{text.name}, privacy.epsilon", "as in `count_margin: 20`")
         raise error.at(text.find_line(("privacy", "epsilon")))
     privacy["epsilon"] = 1.0
-    return {"count_margin": str(wanted)}
+    return float(wanted)
 
 
 def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:

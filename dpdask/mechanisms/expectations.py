@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,8 @@ from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.kernels.channel import alias_tables
 from dpdask.mechanisms.card import say_date, tell_numbers
-from dpdask.mechanisms.mechanism import Columns, Sentences
-from dpdask.privacy.budget import UnitColumn
+from dpdask.mechanisms.mechanism import Columns, Mechanism, Sentences
+from dpdask.privacy.budget import MAX_EPSILON, UnitColumn, write_above
 from dpdask.privacy.events import (
     CentralEvent,
     DiscreteGaussian,
@@ -386,6 +386,41 @@ def describe_steps(planned: Planned) -> list[str]:
         *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
         *(_describe_ledger(planned.ledger) if costs or noise else []),
     ]
+
+
+_LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
+
+
+def find_least_epsilon(mechanism: Mechanism, most: float, where: str) -> float:
+    """Return the least ε, up to 1 %, at which the noise of each published count exceeds so many rows with a probability of at most 5 %.
+
+    Parameters
+    ----------
+    where
+        What asks for it, for messages.
+
+    Notes
+    -----
+    The noise is planned anew for each ε that is tried, and falls as ε rises.
+    """
+    if not (budget := mechanism.budget) or not mechanism.counted:
+        what = "it publishes no counts whose error is that of their noise alone"
+        hint = "take the mechanism copula, marginals, or a histogram without a threshold"
+        raise SpecError(what, where, hint)
+    low, high, epsilon = _LEAST_EPSILON, math.inf, budget.epsilon
+    while high > _PRECISE * low:
+        asked = replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon}))
+        excess = max(map(margin_95, asked.counted)) / most
+        if excess > 1.0 and epsilon >= MAX_EPSILON:
+            what = f"even ε = {MAX_EPSILON:g} does not meet it"
+            raise SpecError(what, where, "count fewer tables, or ask for less")
+        low, high = (low, min(high, epsilon)) if excess <= 1.0 else (max(low, epsilon), high)
+        # noise falls about as 1 / ε: aim a little above the least ε, then a little below it
+        epsilon *= excess * (1.002 if excess > 1.0 else 0.998)
+        if not _PRECISE ** (1 / 3) * low < epsilon < high / 1.001:
+            epsilon = math.sqrt(low * high) if high < math.inf else MAX_EPSILON
+        epsilon = min(epsilon, MAX_EPSILON)
+    return min(float(write_above(high, 4)), MAX_EPSILON)
 
 
 def list_noise(event: Event) -> tuple[Json, ...]:

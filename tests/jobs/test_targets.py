@@ -124,12 +124,12 @@ def test_a_job_may_name_the_error_in_place_of_the_epsilon(shelf, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ({"target": {"count_margin": "few"}}, "a number is expected, or `{target:"),
-        ({"target": {"share": 0.1}}, "a number is expected, or `{target:"),
-        ({"target": 20}, "a number is expected, or `{target:"),
-        ({"target": {"count_margin": True}}, "a number is expected, or `{target:"),
-        ({"target": {"count_margin": 20}, "at": 1}, "a number is expected, or `{target:"),
-        ({"target": {"count_margin": -1}}, "count_margin: a number above 0 is expected"),
+        ({"target": {"count_margin": "few"}}, "a number above 0 is expected, or `{target:"),
+        ({"target": {"share": 0.1}}, "a number above 0 is expected, or `{target:"),
+        ({"target": 20}, "a number above 0 is expected, or `{target:"),
+        ({"target": {"count_margin": True}}, "a number above 0 is expected, or `{target:"),
+        ({"target": {"count_margin": 20}, "at": 1}, "a number above 0 is expected, or `{target:"),
+        ({"target": {"count_margin": -1}}, "a number above 0 is expected, or `{target:"),
     ],
 )
 def test_a_target_that_is_none_is_refused_with_its_line(asked, what, shelf, tmp_path):
