@@ -20,7 +20,9 @@ import click
 from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
 from dpdask.startup import Terminated, collect_rarely, end_on_sigterm, keep_folder_out
 from dpdask.steps import step
+from dpdask.terminal import options
 from dpdask.terminal.echo import echo, echo_json, keep_streams
+from dpdask.terminal.simulations import simulate
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from dpdask.terminal.progress import LogFormat, Report
 
 _INTERRUPTED, _TERMINATED, _DEFECT = 130, 143, 70
-_CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
 
 
 class _Verbs(click.Group):
@@ -101,36 +102,6 @@ def show_step(name: str) -> Iterator[None]:
         yield
 
 
-def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    if any(not sign or not key for key, sign, _ in pairs):
-        raise click.BadParameter("write key=value, for instance privacy.epsilon=2")
-    return {key: value for key, _, value in pairs}
-
-
-_scheduler = click.option(
-    "--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster."
-)
-_job = click.argument("job", type=click.Path(dir_okay=False))
-_out = click.argument("out", required=False)
-_set = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="A.B=C",
-    callback=_settings,
-    help="Change a key of the job.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-_log_format = click.option(
-    "--log-format",
-    type=click.Choice(["auto", "bars", "text", "json"]),
-    default="auto",
-    show_default=True,
-    help="How progress is shown on stderr.",
-)
-
-
 @cli.command()
 @click.argument("table")
 @click.option(
@@ -178,8 +149,8 @@ def init(
 
 
 @cli.command()
-@_job
-@_set
+@options.job
+@options.set_
 def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
     with show_step("reading the job"):
@@ -191,15 +162,15 @@ def validate(job: str, settings: dict[str, str]) -> None:
 
 
 @cli.command()
-@_job
-@_set
-@_json
+@options.job
+@options.set_
+@options.json
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="NAME=NUMBER",
-    callback=_settings,
+    callback=options.read_settings,
     help="Plan with the least ε for this error: count_margin=ROWS, or share=PART.",
 )
 def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, str]) -> None:
@@ -223,17 +194,17 @@ def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, s
 
 
 @cli.command()
-@_job
-@_set
-@_json
-@_scheduler
+@options.job
+@options.set_
+@options.json
+@options.scheduler
 @click.option(
     "--metrics",
     "metrics_file",
     metavar="FILE",
     help="Keep the state of the run in this file, in Prometheus' text format.",
 )
-@_log_format
+@options.log_format
 def run(
     job: str,
     settings: dict[str, str],
@@ -340,13 +311,13 @@ def _open(job: Job, scheduler: str | None) -> Iterator[None]:
 
 
 @cli.command()
-@_job
-@_set
+@options.job
+@options.set_
 @click.option("--epsilon", type=float, help="What the search costs.")
 @click.option("--delta", type=float, help="Its δ; by default that of the job.")
-@_json
-@_scheduler
-@_log_format
+@options.json
+@options.scheduler
+@options.log_format
 def discover(
     job: str, as_json: bool, scheduler: str | None, log_format: LogFormat, **given: Any
 ) -> None:
@@ -374,11 +345,11 @@ def schema(document: Name) -> None:
 
 
 @cli.command()
-@_out
+@options.out
 @click.option(
     "--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options."
 )
-@_json
+@options.json
 def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
@@ -399,7 +370,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@_out
+@options.out
 @click.option(
     "--job",
     metavar="JOB",
@@ -428,7 +399,7 @@ def abort(out: str | None, job: str | None, force: bool) -> None:
 
 
 @cli.command()
-@_job
+@options.job
 @click.option(
     "--at",
     "version",
@@ -448,7 +419,7 @@ def rebase(job: str, version: int) -> None:
 
 @cli.command()
 @click.argument("place", metavar="FOLDER|LEDGER")
-@_json
+@options.json
 def runs(place: str, as_json: bool) -> None:
     """Show many runs in one table: the outputs in a folder, or all runs that a ledger was charged."""
     from dpdask.jobs.overview import list_outputs, list_runs
@@ -462,7 +433,7 @@ def runs(place: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("folder")
 @click.option("--remove", is_flag=True, help="Remove it; without this, nothing is changed.")
-@_json
+@options.json
 def sweep(folder: str, remove: bool, as_json: bool) -> None:
     """Find what ended runs have left beside and in the outputs of a folder, and remove it with --remove."""
     from dpdask.jobs import overview
@@ -507,9 +478,9 @@ def sample(out: str, card: str | None, output: str, **asked: Any) -> None:
 
 
 @cli.command()
-@_job
-@_set
-@_json
+@options.job
+@options.set_
+@options.json
 @click.option(
     "--runs",
     "n_runs",
@@ -535,7 +506,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 
 
 @cli.command()
-@_out
+@options.out
 @click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
 @click.option(
     "--job",
@@ -635,7 +606,7 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 @ledger.command("show")
 @_url
 @_dataset
-@_json
+@options.json
 def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     """Show what was spent, by which runs, and what is left."""
     from dpdask.engine.account import open_ledger
@@ -721,77 +692,6 @@ def ledger_copy(source: str, target: str) -> None:
         echo(f"{dataset}: {n_entries} entries copied, and the chain is intact")
 
 
-@cli.group()
-def simulate() -> None:
-    """Write a table of a known shape, for demos and benchmarks."""
-
-
-_seed = click.option("--seed", type=int, default=0, show_default=True)
-
-
-@simulate.command()
-@click.option("--rows", "n_rows", type=int, required=True, help="Number of ratings.")
-@click.option(
-    "--users",
-    "n_users",
-    type=int,
-    help="Number of users; by default in proportion to the ratings, as in MovieLens-25M.",
-)
-@click.option("--movies", "n_movies", type=int, help="Number of movies.")
-@_seed
-@click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
-@click.option("--out", required=True, help="A new folder.")
-@_log_format
-def movielens(out: str, log_format: LogFormat, **sizes: Any) -> None:
-    """Write simulated ratings like those of MovieLens-25M: the same rating frequencies, and similarly active users and movies."""
-    from dpdask.simulate import simulate_movielens
-    from dpdask.terminal.progress import show_progress
-
-    with show_progress(log_format) as report:
-        written = simulate_movielens(out, **sizes, on_file=partial(report, "simulate"))
-    echo(
-        f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {say_count(int(written['files']), 'file')}"
-    )
-
-
-@simulate.command()
-@click.option("--rows", "n_rows", type=int, required=True, help="Number of people.")
-@click.option(
-    "--attributes",
-    "n_attributes",
-    type=int,
-    default=_CENSUS_ATTRIBUTES,
-    show_default=True,
-    help="Number of columns.",
-)
-@click.option(
-    "--levels",
-    "n_levels",
-    type=int,
-    help="Number of levels of all attributes together; by default in proportion to 674 levels for 27 attributes.",
-)
-@click.option("--binary", is_flag=True, help="Two levels for every attribute.")
-@_seed
-@click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
-@click.option("--out", required=True, help="A new folder; the schema is written beside it.")
-@_log_format
-def census(out: str, binary: bool, log_format: LogFormat, **sizes: Any) -> None:
-    """Write a simulated census table: columns with strong, weak and no dependence, and pairs of levels that never occur."""
-    from dpdask.simulate import simulate_census
-    from dpdask.terminal.progress import show_progress
-
-    if binary and sizes["n_levels"] is not None:
-        raise UsageError("cannot be combined with --levels", "--binary", "give one of the two")
-    if binary:
-        sizes["n_levels"] = 2 * sizes["n_attributes"]
-    with show_progress(log_format) as report:
-        written = simulate_census(out, **sizes, on_file=partial(report, "simulate"))
-    size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
-    echo(
-        f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}"
-    )
-
-
 def _read_balance(job: Job) -> dict[str, Any] | None:
     """Return the dataset's balance; None without a ledger, or if it cannot be read just now: the release stands."""
     with suppress(DpdaskError):
@@ -803,6 +703,9 @@ def _warn(warning: str) -> None:
     echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json(
         {"warning": warning}, err=True
     )
+
+
+cli.add_command(simulate)
 
 
 def main() -> NoReturn:

@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
     "schemas": {"mechanisms", "jobs"},
-    "terminal": {"privacy"},
+    "terminal": {"privacy", "simulate"},
     "cli": ROWS
     | {
         "analysis",

@@ -88,6 +88,7 @@ def test_plan_as_json(tmp_path):
         "n_rows": int,
         "n_bytes": int,
         "stages": list,
+        "target": dict,
         "seconds": list,
         "n_workers": int,
         "noise": list,

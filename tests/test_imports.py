@@ -17,9 +17,9 @@ import yaml
 from e2e.helpers import HOLDOUT, MIXED_SCHEMA, discrete, lake, load, spy_on_stages, write_job
 
 import dpdask
-from dpdask import cli
 from dpdask.jobs.run import run_job
 from dpdask.simulate import CENSUS_ATTRIBUTES
+from dpdask.terminal import simulations
 
 ROOT = Path(__file__).parents[1]
 ROW = {"x": discrete([0, 1])}
@@ -47,6 +47,8 @@ COMMAND_LINE = {
     "dpdask.steps",
     "dpdask.terminal",
     "dpdask.terminal.echo",
+    "dpdask.terminal.options",
+    "dpdask.terminal.simulations",
     "dpdask.version",
 }
 
@@ -248,5 +250,5 @@ def test_public_objects_are_pickled():
 
 
 def test_the_command_line_knows_the_census():
-    [option] = [each for each in cli.census.params if each.name == "n_attributes"]
+    [option] = [each for each in simulations.census.params if each.name == "n_attributes"]
     assert option.default == CENSUS_ATTRIBUTES
