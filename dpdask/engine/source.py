@@ -120,7 +120,7 @@ class FilePart:
                 yield batch
             seals.append(seal.digest())
         else:  # nothing of a row is released, and each pass is an event of its own
-            yield from read_batches(self.fragment, work.sealed, work.types)
+            yield from read_batches(self.fragment, work.sealed, work.types, encoded=work.encoded)
 
     def read_all(self, work: TableWork) -> Iterator[pa.RecordBatch]:
         """Yield the rows with all columns that are released or choose rows, and compare them with the seal at the end."""

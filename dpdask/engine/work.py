@@ -63,6 +63,8 @@ class TableWork:
     kept_holdout: bool = False
     # The kept columns that the mechanism reads beside the private ones.
     also_read: tuple[str, ...] = ()
+    # The private columns of texts whose values are counted as they are.
+    encoded: tuple[str, ...] = ()
     n_rows_private: bool = False  # whether neighbouring tables differ by the presence of a row
     # The run key and the key that chooses the hold-out, while a task works on one part: see
     # `hold_keys`.
@@ -231,6 +233,7 @@ def make_table_work(
         secrets=secrets,
         unit=None if unit is None else _make_unit_work(unit, schema, types),
         also_read=mechanism.also_read,
+        encoded=tuple(name for name in schema.discovered if types.field(name).type == pa.string()),
         n_rows_private=mechanism.n_rows_private,
     )
     mechanism.check(work.columns)

@@ -156,7 +156,11 @@ def describe_files(url: str, listing: Listing, schema: Schema, *, growing: bool)
 
 
 def read_batches(
-    fragment: Fragment, columns: list[str], types: pa.Schema, public: Collection[str] = ()
+    fragment: Fragment,
+    columns: list[str],
+    types: pa.Schema,
+    public: Collection[str] = (),
+    encoded: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's rows in batches of at most 2**17 rows, and of about 32 MiB at most.
 
@@ -170,6 +174,8 @@ def read_batches(
     public
         Those of the columns that are released as they are: the sizes of their values may decide
         where a batch ends.
+    encoded
+        Columns of texts that may come as dictionaries, which is faster.
     """
     missing = next((name for name in columns if name not in types.names), None)
     if missing is not None:
@@ -179,7 +185,9 @@ def read_batches(
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
             shown = find_stored(fragment, list(public))
-            batches = parquet.read_batches(fragment, stored, shown)
+            batches = parquet.read_batches(
+                fragment, stored, shown, find_stored(fragment, list(encoded))
+            )
         else:
             batches = csv.read_batches(fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types)

@@ -167,11 +167,15 @@ class SchemaCache:
 
 
 def read_batches(
-    fragment: Fragment, columns: list[str], public: Collection[str]
+    fragment: Fragment,
+    columns: list[str],
+    public: Collection[str],
+    encoded: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
-    Of the columns that are not `public` only the type counts for the size of a batch.
+    Of the columns that are not `public` only the type counts for the size of a batch. Texts of the
+    `encoded` ones stay dictionaries, as the file holds them.
     """
     with (
         refuse_corrupt(_BAD_ROWS, fragment.where),
@@ -193,6 +197,7 @@ def read_batches(
             "metadata": found.parsed,
             "page_checksum_verification": True,
             "pre_buffer": False,
+            "read_dictionary": list(encoded),
         }
 
         def read(leaves: Sequence[Sequence[int]], unit: str = "us") -> Iterator[pa.RecordBatch]:

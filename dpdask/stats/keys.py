@@ -39,9 +39,13 @@ def _tally(keys: pa.Array, counts: Ints) -> KeyCounts:
 
 def _encode(array: pa.ChunkedArray) -> tuple[pa.Array, Int32s]:
     """Return distinct values, and the place of each value among them."""
-    encoded = array.dictionary_encode().unify_dictionaries()
+    encoded = array.dictionary_encode()
     if not encoded.num_chunks:
         return pa.nulls(0, encoded.type.value_type), np.zeros(0, dtype=np.int32)
+    # batches of one row group share their dictionary, and to compare it is faster than to hash it
+    first, *others = (chunk.dictionary for chunk in encoded.chunks)
+    if not all(map(first.equals, others)):
+        encoded = encoded.unify_dictionaries()
     codes = [np.asarray(chunk.indices, dtype=np.int32) for chunk in encoded.chunks]
     return encoded.chunk(0).dictionary, np.concatenate(codes)
 
