@@ -354,19 +354,11 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
+    from dpdask.terminal.texts import describe_status
 
     _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else _load(job).output_url)
-    text = f"{out or job}: {found.stage}"
-    if found.n_shards:
-        text += f", {say_count(found.n_shards, 'shard')}"
-    if found.n_releases > 1:
-        text += f", {say_count(found.n_releases, 'release')}"
-    if found.n_missing:
-        text += f"; missing shards: {found.n_missing}; restore them from a copy"
-    if found.n_hidden:
-        text += f"; files of an ended run in the hidden folder: {found.n_hidden}; the next run removes them"
-    _show(as_json, found._asdict(), text)
+    _show(as_json, told := found._asdict(), describe_status(str(out or job), told))
 
 
 @cli.command()
@@ -445,11 +437,8 @@ def sweep(folder: str, remove: bool, as_json: bool) -> None:
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
     if (out is None) == (job is None):
-        raise UsageError(
-            "either an output or a job is needed",
-            "OUT",
-            f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB",
-        )
+        both = f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB"
+        raise UsageError("either an output or a job is needed", "OUT", both)
 
 
 @cli.command()
@@ -591,16 +580,11 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
     from dpdask.engine.account import open_ledger
+    from dpdask.terminal.texts import describe_budget
 
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
-    book = opened.show(dataset)
-    rule = ", strict: refusals that read rows are charged" if book.strict else ""
-    echo(
-        f"{dataset}: "
-        + ("a budget of" if made else "has this budget already:")
-        + f" ε {book.epsilon!r}, δ {book.delta!r}{rule}"
-    )
+    echo(describe_budget(opened.show(dataset), made=made))
 
 
 @ledger.command("show")
@@ -658,7 +642,7 @@ def ledger_limit(url: str, dataset: str, epsilon: float, delta: float | None, re
 def ledger_import(cards: tuple[str, ...], url: str | None, job: str | None, earlier: bool) -> None:
     """Record releases that a restored ledger has lost, from their cards (files, or folders of releases)."""
     from dpdask.jobs.claims import find_cards, import_cards, import_job
-    from dpdask.privacy.events import shorten
+    from dpdask.terminal.texts import describe_import
 
     if (job is None) != bool(cards and url) or (job is not None and (cards or url)):
         usage = "dpdask ledger import --url URL CARD..., or dpdask ledger import --job JOB"
@@ -668,12 +652,9 @@ def ledger_import(cards: tuple[str, ...], url: str | None, job: str | None, earl
     else:
         read = [card for path in cards for card in find_cards(path)]
         found = import_cards(str(url), read, earlier=earlier)
-    for claim in found.recorded:
-        echo(f"{claim.dataset}: recorded {claim.run_id}, ε {claim.charge.epsilon!r}")
-    told = f"{say_count(len(found.recorded), 'release')} recorded, {found.n_known} known already"
-    for dataset, balance in found.balances.items():
-        spent, limit = shorten(balance.epsilon_spent, up=True), balance.epsilon_limit
-        echo(f"{dataset}: {told}; ε {spent} of {limit!r} spent")
+    recorded = [(each.dataset, each.run_id, each.charge.epsilon) for each in found.recorded]
+    if text := describe_import(recorded, found.n_known, found.balances):
+        echo(text)
     if found.n_lacking:
         count = say_count(found.n_lacking, "earlier release")
         _warn(

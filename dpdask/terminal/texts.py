@@ -44,6 +44,32 @@ def describe_levels(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *warnings])
 
 
+def describe_status(place: str, found: Mapping[str, Any]) -> str:
+    """Return the state of an output in a line."""
+    text = f"{place}: {found['stage']}"
+    if found["n_shards"]:
+        text += f", {say_count(found['n_shards'], 'shard')}"
+    if found["n_releases"] > 1:
+        text += f", {say_count(found['n_releases'], 'release')}"
+    if found["n_missing"]:
+        text += f"; missing shards: {found['n_missing']}; restore them from a copy"
+    if found["n_hidden"]:
+        text += f"; files of an ended run in the hidden folder: {found['n_hidden']}; the next run removes them"
+    return text
+
+
+def describe_import(
+    recorded: Sequence[tuple[str, str, float]], n_known: int, balances: Mapping[str, Balance]
+) -> str:
+    """Return which releases a restored ledger has recorded: the dataset, the name and the ε of each; and what is spent now."""
+    lines = [f"{dataset}: recorded {run}, ε {epsilon!r}" for dataset, run, epsilon in recorded]
+    told = f"{say_count(len(recorded), 'release')} recorded, {n_known} known already"
+    for dataset, balance in balances.items():
+        spent, limit = shorten(balance.epsilon_spent, up=True), balance.epsilon_limit
+        lines.append(f"{dataset}: {told}; ε {spent} of {limit!r} spent")
+    return "\n".join(lines)
+
+
 def describe_audit(found: Mapping[str, Any]) -> str:
     """Return what an audit found, a line for each column and each measurement."""
     sound = "sound" if found["sound"] else "NOT SOUND: an ε is above its claim"
@@ -71,6 +97,13 @@ def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
     return "\n".join(lines) if rows else "there are no runs"
+
+
+def describe_budget(book: Book, *, made: bool) -> str:
+    """Return the budget of a dataset, and whether it was given now."""
+    rule = ", strict: refusals that read rows are charged" if book.strict else ""
+    what = "a budget of" if made else "has this budget already:"
+    return f"{book.dataset}: {what} ε {book.epsilon!r}, δ {book.delta!r}{rule}"
 
 
 def describe_ledger(summary: Book) -> str:
