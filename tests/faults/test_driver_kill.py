@@ -12,7 +12,7 @@ from e2e.helpers import command, digests, hidden, lake, run_here, write_job
 
 from dpdask.errors import InputError, TemporaryError
 from dpdask.io import shards
-from dpdask.io.shards import DOCUMENTS, MANIFEST_NAME, MEASURED_NAME
+from dpdask.io.shards import DOCUMENTS, MANIFEST_NAME, MEASURED_NAME, MODEL_NAME
 from dpdask.jobs.run import abort
 from dpdask.streams import RunKey
 
@@ -50,7 +50,7 @@ def test_a_resumed_run_keeps_its_key_and_its_noise(source, drivers, tmp_path, ou
     run_here(job)
     monkeypatch.setattr(RunKey, "fresh", lambda: RunKey(secret))
     run_here(job, output__path=tmp_path / "undisturbed")
-    named = {*DOCUMENTS, MANIFEST_NAME} - {MEASURED_NAME}  # they name the run
+    named = {*DOCUMENTS, MANIFEST_NAME} - {MEASURED_NAME, MODEL_NAME}  # they name the run
     resumed, undisturbed = digests(out), digests(tmp_path / "undisturbed")
     assert {name for name in resumed if resumed[name] != undisturbed.get(name)} == named
 
