@@ -500,7 +500,7 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     """
     listed = [events] if isinstance(events, Event) else list(events)
     atoms, left = _pay_selections((leaf for event in listed for leaf in leaves(event)), delta)
-    return math.inf if left < 0 else _epsilon(tuple(atoms), left)
+    return math.inf if left < 0 <= delta else _epsilon(tuple(atoms), left)
 
 
 def _pay_selections(listed: Iterable[Leaf], delta: float) -> tuple[list[Atom], float]:
@@ -512,7 +512,8 @@ def _pay_selections(listed: Iterable[Leaf], delta: float) -> tuple[list[Atom], f
             lost += Fraction(leaf.delta)
         else:
             atoms.append(leaf)
-    return atoms, round_down(Fraction(delta) - lost) if lost else delta
+    # a δ that cannot be is refused with the noise
+    return atoms, round_down(Fraction(delta) - lost) if lost and delta >= 0 else delta
 
 
 def compose(charges: Iterable[Charged], delta_limit: float) -> float:

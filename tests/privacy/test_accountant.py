@@ -18,6 +18,7 @@ from dpdask.privacy.events import (
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
+    KeySelection,
     LocalRelease,
     compose,
     epsilon,
@@ -175,8 +176,13 @@ def test_less_delta_more_events_or_less_noise_never_cost_less():
     assert epsilon([], 0) == epsilon([], 1e-6) == epsilon(Composed(events=()), 1e-6) == 0
 
 
+SELECTED = KeySelection(
+    noise=DiscreteLaplace(scale=2.0, sensitivity=1, adjacency="add-remove"), keys=1, delta=1e-9
+)
 REFUSED = {
     "a δ below 0": lambda: epsilon(LocalRelease(epsilon=1.0), -1e-9),
+    "a δ below 0 with keys": lambda: epsilon([SELECTED], -1e-9),
+    "a δ of NaN with keys": lambda: epsilon([SELECTED], math.nan),
     "a δ of 1": lambda: epsilon(LocalRelease(epsilon=1.0), 1.0),
     "a δ of NaN": lambda: epsilon(LocalRelease(epsilon=1.0), math.nan),
     "two adjacencies": lambda: epsilon([laplace(2.0), laplace(2.0, adjacency="replace-one")], 0),
