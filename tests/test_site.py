@@ -70,7 +70,7 @@ def test_links_are_turned(uri, link, expected):
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("job", ["| `epsilon` | number | required | ε, in (0, 100]. |", "### DipSpec"]),
+        ("job", ["| `epsilon` | number or object | required | ε, in (0, 100].", "### DipSpec"]),
         ("schema", ["| `role` | `keep` or `privatise` or `drop` | required |"]),
         ("card", ["### Guarantee"]),
         ("command-line", ["### dpdask ledger init", "--scheduler"]),

@@ -654,7 +654,7 @@ def test_the_documentation_runs(shelf, tmp_path, monkeypatch, capsys):
     names = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     assert "use crosstab(), or the mechanism `copula`" in capsys.readouterr().out
     assert 0.0 < names["share_below_50"] < 1.0
 
