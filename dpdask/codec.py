@@ -104,15 +104,20 @@ class LevelCodec:
         return int(self._look_up(array).null_count) - (0 if self.nulls else int(array.null_count))
 
     def read_keys(self, array: pa.Array) -> pa.Array:
-        """Return the values that are not null, whatever the levels are: plain, or as a dictionary that is encoded already."""
+        """Return the values, whatever the levels are, with null for a date that no calendar and so no schema has: plain, or as a dictionary that is encoded already."""
         type_ = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         # a null may also stand in a dictionary, where it is not counted
         if type_ != self.type or (type_ != array.type and array.dictionary.null_count):
             array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
             raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
-        plain = _comparable(array)  # Arrow selects none of its views
-        return plain.drop_null() if plain.null_count else plain
+        if pa.types.is_date(type_):
+            array = _plain(array, self.name, self.type)
+            low, high = (pa.scalar(int(day), pa.int32()) for day in _find_limits(type_))
+            days = array.cast(pa.date32()).cast(pa.int32())
+            listable = pc.and_(pc.greater_equal(days, low), pc.less_equal(days, high))
+            return pc.if_else(listable, array, pa.scalar(None, type_))
+        return _comparable(array)  # Arrow selects none of its views
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""

@@ -197,13 +197,13 @@ class KeyCounter:
             nothing = pa.nulls(0, codec.type)
             columns = [batch.column(name) for batch in self._waiting]
             array = _chunked([codec.read_keys(column) for column in columns or [nothing]])
+            own = units
+            if array.null_count:
+                own = units[np.asarray(array.is_valid())] if len(units) else units
+                array = array.drop_null()
             if self._asked.unit is None:
                 found[name] = RowKeys.of_rows(array)
                 continue
-            if len(array) < len(units):
-                own = units[np.concatenate([np.asarray(pc.is_valid(each)) for each in columns])]
-            else:
-                own = units
             secret = self._secrets[1] if self._secrets else (np.uint64(0), np.uint64(0))
             found[name] = UnitKeys.of_rows(self._asked.most, own, array, secret)
         self._waiting = []

@@ -132,3 +132,16 @@ def test_a_row_without_a_unit_is_refused():
     batch = pa.RecordBatch.from_pydict({"unit": ["u", None], "key": ["a", "b"]})
     with pytest.raises(DataError, match="the unit of every row must be known"):
         count([batch], codec_of(pa.string()))
+
+
+@pytest.mark.parametrize("type_", [pa.date32(), pa.dictionary(pa.int32(), pa.date32())])
+@pytest.mark.parametrize("unit", [None, "unit"])
+def test_a_date_of_no_calendar_is_no_key(unit, type_):
+    """No schema can hold it, and a list that holds it by chance would end the run after its noise is drawn."""
+    days = pa.array([-719_163, -719_162, 2_932_896, 2_932_897, None, 2**31 - 1], pa.int32())
+    keys = days.cast(pa.date32())
+    if pa.types.is_dictionary(type_):
+        keys = keys.dictionary_encode()
+    batch = pa.RecordBatch.from_arrays([keys, pa.array(range(6))], names=["key", "unit"])
+    found = told(count([batch], codec_of(pa.date32()), unit=unit))
+    assert found == {dt.date(1, 1, 1): 1, dt.date(9999, 12, 31): 1}
