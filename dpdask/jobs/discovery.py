@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,12 @@ from dpdask.documents import Text, parse_yaml, read_text
 from dpdask.errors import InternalError, OutputError, SpecError
 from dpdask.io.shards import CARD_NAME
 from dpdask.io.storage import Folder
-from dpdask.jobs.draft import wrap_levels
+from dpdask.jobs.draft import wrap_levels, write_level
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job, load_job, opens_stores
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.discover import COLUMN, LEVEL
-from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
+from dpdask.mechanisms.discover import COLUMN, LEVEL, DiscoverMechanism
+from dpdask.schema import DISCOVER, MAX_LEVELS, Level, Schema
 
 KIND = "discover"
 
@@ -51,7 +51,13 @@ def load_discovery(
     """
     given = {"epsilon": epsilon, "delta": delta}
     own = {key: value for key, value in given.items() if value is not None}
-    return load_job(path, settings, partial(_derive, own))
+    job = load_job(path, settings, partial(_derive, own))
+    if isinstance(job.mechanism, DiscoverMechanism):
+        # a text that cannot be edited is told before the search is paid
+        names = job.mechanism.schema.privatised
+        others = {name: job.schema.columns[name].listed for name in names}
+        _edit(_read_schema(job, path)[1], others, '{"epsilon": 1.0, "delta": 0.5}')
+    return job
 
 
 def _derive(own: Mapping[str, float], data: dict[str, Any]) -> None:
@@ -101,36 +107,24 @@ def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]
     path
         The file of the job, beside which its schema lies.
     """
-    place = (Path(path).parent / job.file.schema_path).resolve()
-    try:
-        text = place.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"the schema cannot be read any more ({type(error).__name__})"
-        raise OutputError(what, str(place), "restore it, and run again") from None
+    place, text = _read_schema(job, path)
     output = Folder(job.output_url)
     rows = pa.concat_tables(
         pq.read_table(pa.BufferReader(output.read(shard.name))) for shard in outcome.manifest.shards
     )
     card = Card.read(output.read(CARD_NAME), CARD_NAME)
-    provenance = _name_source(card)
-    told, edits = dict[str, dict[str, int]](), dict[tuple[int, int], str]()
+    told, levels = dict[str, dict[str, int]](), dict[str, tuple[Level, ...]]()
     for name in job.mechanism.schema.privatised:
         found = rows.filter(pc.equal(rows[COLUMN], name))[LEVEL].to_pylist()
         other = job.schema.columns[name].other
         assert other is not None
-        kept = found[: MAX_LEVELS - 1]
-        told[name] = {"found": len(found), "written": len(kept)}
-        is_text = isinstance(other, str)
-        kept = sorted(kept) if is_text or isinstance(other, dt.date) else sorted(kept, key=int)
-        shown = [json.dumps(each, ensure_ascii=False) if is_text else each for each in kept]
-        last = json.dumps(other, ensure_ascii=False) if is_text else str(other)
-        edits |= _replace_levels(text, name, wrap_levels([*shown, last]), provenance)
-    edited = text
-    for start, end in sorted(edits, reverse=True):
-        edited = edited[:start] + edits[start, end] + edited[end:]
-    if edits:
-        if Schema.from_text(Text(place.name, edited)).discovered:
-            raise InternalError("the levels were not written", str(place), "report it")
+        read: Callable[[str], Any] = str if isinstance(other, str) else int
+        if isinstance(other, dt.date):
+            read = dt.date.fromisoformat
+        levels[name] = (*sorted(map(read, found[: MAX_LEVELS - 1])), other)
+        told[name] = {"found": len(found), "written": len(levels[name]) - 1}
+    edited = _edit(text, levels, _name_source(card))
+    if edited != text.content:
         Folder(str(place.parent)).write(place.name, edited.encode())
     return {
         "name": job.file.name,
@@ -161,22 +155,43 @@ def _name_source(card: Card) -> str:
     return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
 
 
-def _replace_levels(
-    text: str, name: str, levels: str, provenance: str
-) -> dict[tuple[int, int], str]:
-    """Return what replaces the word `discover` of a column in the text of a schema; nothing if its levels are listed by now."""
-    column = _find(_find(yaml.compose(text, Loader=yaml.SafeLoader), "columns"), name)
-    node = _find(column, "levels")
-    if node is None or not isinstance(column, yaml.MappingNode):
-        what = "its `levels: discover` does not stand in the schema's text under its name"
-        raise SpecError(what, f"column {name!r}", "write the column out, without an anchor")
-    if not (isinstance(node, yaml.ScalarNode) and node.value == DISCOVER):
-        return {}
-    if column.flow_style:
-        levels += f', "found": {provenance}'
-    else:
-        levels += f"\n{' ' * column.start_mark.column}found: {provenance}"
-    return {(node.start_mark.index, node.end_mark.index): levels}
+def _read_schema(job: Job, path: str | Path) -> tuple[Path, Text]:
+    """Return where the schema of a job lies, and its text with the ends of its lines as they are."""
+    place = (Path(path).parent / job.file.schema_path).resolve()
+    try:
+        return place, Text(place.name, place.read_bytes().decode())
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"the schema cannot be read any more ({type(error).__name__})"
+        raise OutputError(what, str(place), "restore it, and run again") from None
+
+
+def _edit(text: Text, levels: Mapping[str, tuple[Level, ...]], provenance: str) -> str:
+    """Return the text of a schema with levels and their source in place of the word `discover`; those of columns whose levels are listed by now stay."""
+    columns = _find(yaml.compose(text.content, Loader=yaml.SafeLoader), "columns")
+    edits, expected = dict[tuple[int, int], str](), dict[str, tuple[Level, ...]]()
+    for name, listed in levels.items():
+        column = _find(columns, name)
+        node = _find(column, "levels")
+        place = None if node is None else (node.start_mark.index, node.end_mark.index)
+        # a text of several lines ends beyond its value, and of an alias the place is another's
+        is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        if not isinstance(column, yaml.MappingNode) or place is None or is_block or place in edits:
+            what = "its `levels: discover` does not stand in the schema's text under its name"
+            hint = "write the column out in plain lines, without an anchor"
+            raise SpecError(what, f"column {name!r}", hint)
+        if isinstance(node, yaml.ScalarNode) and node.value == DISCOVER:
+            source = f', "found": {provenance}'
+            if not column.flow_style:
+                source = f"\n{' ' * column.start_mark.column}found: {provenance}"
+            edits[place] = wrap_levels(map(write_level, listed)) + source
+            expected[name] = listed
+    edited = text.content
+    for start, end in sorted(edits, reverse=True):
+        edited = edited[:start] + edits[start, end] + edited[end:]
+    read = Schema.from_text(Text(text.name, edited)).columns
+    if any(read[name].levels != listed for name, listed in expected.items()):
+        raise InternalError("the levels would be read as others", text.name, "report it")
+    return edited
 
 
 def _find(node: yaml.Node | None, key: str) -> yaml.Node | None:

@@ -37,6 +37,7 @@ _ROLE: Line = ("role", "TODO", "")
 _LEVELS: Line = ("levels", "TODO", "")
 _NULLS: Line = ("nulls", "TODO", "")
 _LONGEST_TYPE = 60
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _IDENTIFIER = re.compile(
     r"(^|_)(id|uuid|key|email|mail|phone|name|ssn|iban|address|ip)$|Id$|ID$", re.IGNORECASE
 )
@@ -155,7 +156,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     if len(set(levels)) < len(levels):
         raise SpecError("a level is repeated", where, "correct the list of levels")
     ordered = not isinstance(levels[0], str | bool)
-    shown = wrap_levels(map(_write_level, sorted(levels) if ordered else levels))
+    shown = wrap_levels(map(write_level, sorted(levels) if ordered else levels))
     kind = "discrete" if ordered else "categorical"
     try:
         read = Schema.from_dict(
@@ -194,12 +195,21 @@ def wrap_levels(texts: Iterable[str]) -> str:
     return "[" + "\n      ".join([*lines, row.removesuffix(", ")]) + "]"
 
 
-def _write_level(level: Level) -> str:
+def write_level(level: Level) -> str:
+    """Return a level as YAML and JSON read it."""
     if isinstance(level, datetime) and level == datetime.combine(level.date(), time()):
         level = level.date()  # levels are dates
     if isinstance(level, date):
         return level.isoformat()
-    return json.dumps(level, ensure_ascii=False) if isinstance(level, str | bool) else str(level)
+    if isinstance(level, bool):
+        return json.dumps(level)
+    return _write_text(level) if isinstance(level, str) else str(level)
+
+
+def _write_text(text: str) -> str:
+    """Return a text in quotes; YAML refuses some characters as they are, and reads others as an end of line."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], quoted)
 
 
 def _quote(name: str) -> str:
@@ -210,7 +220,7 @@ def _quote(name: str) -> str:
                 return name
         except SpecError:  # such as `no`
             pass
-    return json.dumps(name, ensure_ascii=False)
+    return _write_text(name)
 
 
 def read_levels(path: str) -> dict[str, list[str]]:

@@ -302,6 +302,53 @@ def test_of_too_many_levels_the_commonest_are_written(tmp_path):
     assert set(levels) == {f"c{each}" for each in range(2_047)} | {"rest"}
 
 
+HARD = [
+    *("\x7f", "a\x80b", "a\x85b", "a\u2028b", "\ufeffa", "a\ufffeb", "a\uffffb", "a\0b", "a\r\nb"),
+    *(
+        'x", "found": {"epsilon": 9}, "y',
+        "TODO",
+        "null",
+        "yes",
+        "",
+        " a  b ",
+        "\\",
+        '"',
+        "discover",
+    ),
+    *("007", "1e3", "2020-01-01", "e\u0301", "é", "a # b", "{x: y}", "\U0001ffff", "x" * 70_000),
+]
+
+
+def test_every_text_is_written_as_a_level_that_is_read_as_it_was(tmp_path):
+    text = written(tmp_path, BLOCK, [each for each in HARD for _ in range(90)])
+    assert yaml.safe_load(text)["columns"]["code"]["levels"] == [*sorted(HARD), "rest"]
+
+
+ALIASED = "{role: privatise, kind: categorical, other: o, levels: %s}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"columns:\n  a: &x {ALIASED % 'discover'}\n  b: *x\n",
+        f"columns:\n  a: {ALIASED % '&x discover'}\n  b: {ALIASED % '*x'}\n",
+        f"columns:\n  a: &x {ALIASED % 'discover'}\n  b: {{<<: *x}}\n",
+        (
+            "columns:\n  a:\n    role: privatise\n    kind: categorical\n    other: o\n"
+            f"    levels: |-\n      discover\n  b: {ALIASED % 'discover'}\n"
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_edited_is_told_before_the_search_is_paid(text, tmp_path):
+    pq.write_table(pa.table({"a": ["x"] * 90, "b": ["y"] * 90}), tmp_path / "in.parquet")
+    job = job_of(tmp_path, schema={"a": CODE, "b": CODE}, ledger=ledger(tmp_path))
+    (tmp_path / "job/schema.yaml").write_text(text)
+    ran = call_cli("discover", job, "--epsilon", 1)
+    assert ran.returncode == 64
+    assert "write the column out" in ran.stderr
+    assert not charging_entries(f"sqlite:///{tmp_path}/ledger.db", "people")
+
+
 def test_a_column_that_does_not_stand_under_its_name_is_told(tmp_path):
     pq.write_table(pa.table({"code": ["a"] * 99}), tmp_path / "in.parquet")
     job = job_of(tmp_path, schema={"code": CODE})
