@@ -326,7 +326,7 @@ def discover(
     from dpdask.terminal.progress import show_progress
     from dpdask.terminal.texts import describe_levels
 
-    if (result := find_written(job)) is None:
+    if (result := find_written(job, given["settings"])) is None:
         with show_progress(log_format) as report:
             load = partial(load_discovery, job, **given)
             loaded, warned, outcome = _run(load, scheduler, report)

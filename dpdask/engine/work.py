@@ -224,14 +224,15 @@ def make_table_work(
     columns = {
         name: (schema.columns[name], released.field(name).type) for name in schema.privatised
     }
-    unit = mechanism.budget.unit_column if mechanism.budget and mechanism.bounds_rows else None
+    unit = mechanism.budget.unit_column if mechanism.budget else None
+    bounding = None if unit is None else _make_unit_work(unit, schema, types)
     work = TableWork(
         types=types,
         released=released,
         codecs={name: codec_for(name, *column) for name, column in columns.items()},
         fraction=mechanism.fraction,
         secrets=secrets,
-        unit=None if unit is None else _make_unit_work(unit, schema, types),
+        unit=bounding if mechanism.bounds_rows else None,
         also_read=mechanism.also_read,
         encoded=tuple(name for name in schema.discovered if types.field(name).type == pa.string()),
         n_rows_private=mechanism.n_rows_private,

@@ -80,12 +80,13 @@ def _derive(own: Mapping[str, float], data: dict[str, Any]) -> None:
         privacy["unit"] = {key: value for key, value in unit.items() if key != "publish_counts"}
 
 
-def find_written(path: str | Path) -> dict[str, Any] | None:
+def find_written(path: str | Path, settings: Mapping[str, str]) -> dict[str, Any] | None:
     """Return how many levels a job's schema has of columns whose levels were found, if none is yet to be found; else None."""
     hint = "check its path"
     data = parse_yaml(read_text(path, "the job cannot be read", hint).content, Path(path).name)
     with suppress(SpecError, TypeError):  # which the job itself tells
-        place = Path(path).parent / data.get("schema", "")
+        data["schema"] = settings.get("schema", data.get("schema", ""))
+        place = Path(path).parent / data["schema"]
         columns = Schema.from_text(read_text(place, "", "")).columns
         found = {name: len(each.listed) - 1 for name, each in columns.items() if each.found}
         if found and not any(each.discovers for each in columns.values()):

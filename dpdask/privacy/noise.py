@@ -161,6 +161,8 @@ def find_threshold(selection: KeySelection) -> int:
     formulas of continuous noise let a key of one unit through up to 8.6 times too often.
     """
     most = -math.expm1(math.log1p(-selection.delta) / selection.keys) * (1.0 - _ROUNDING)
+    if not most > 0.0:
+        raise SpecError("is too small for a threshold", "`delta`", "set it to 1e-9 or so")
     low, high = 0, 1
     while bound_tail(selection.noise, high) > most:
         low, high = high, 2 * high

@@ -98,7 +98,8 @@ class UnitKeys:
     ) -> Self:
         """Return the keys of the units of some rows, of which none is null."""
         keys, codes = _encode(array)
-        pairs = np.stack([units, as_words(keys)[codes]], axis=1)
+        # who names keys could else choose two with one hash, which a unit would have again and again
+        pairs = np.stack([units, as_words(keys, np.array(secret).tobytes())[codes]], axis=1)
         hashes = siphash(np.ascontiguousarray(pairs), *secret)
         return cls._bound(most, keys, units, hashes, codes)
 

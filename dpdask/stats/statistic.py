@@ -23,8 +23,8 @@ from dpdask.streams import Streams
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 
 
-def as_words(array: pa.Array) -> Words:
-    """Return a column as 64-bit words, equal if and only if the values are (for texts, up to a 64-bit hash)."""
+def as_words(array: pa.Array, key: bytes = b"") -> Words:
+    """Return a column as 64-bit words, equal if and only if the values are (for texts, up to a 64-bit hash, which a key of 64 bytes at most makes a secret)."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_temporal(array.type):
@@ -47,7 +47,9 @@ def as_words(array: pa.Array) -> Words:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
         hashed = [
-            int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+            int.from_bytes(
+                hashlib.blake2b(repr(value).encode(), digest_size=8, key=key).digest(), "little"
+            )
             for value in distinct
         ]
         codes = np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False))

@@ -18,7 +18,7 @@ from scipy import stats
 from dpdask.engine.account import open_ledger
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.storage import Folder
-from dpdask.jobs.discovery import load_discovery, write_levels
+from dpdask.jobs.discovery import find_written, load_discovery, write_levels
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.discover import plan_selection
@@ -416,6 +416,33 @@ def test_a_search_that_cannot_be_is_refused_before_a_row_is_read(tmp_path, table
     assert ran.returncode == 64
     assert "no column of the schema has levels that are yet to be found" in ran.stderr
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.yaml", "schema.yaml"]
+
+
+def test_levels_that_were_found_with_a_seed_are_for_jobs_with_a_seed(tmp_path):
+    found = {"epsilon": 1.0, "delta": 1e-6, "insecure": True}
+    schema = {"code": {**CODE, "levels": ["a", "other"], "found": found}}
+    with pytest.raises(SpecError, match="were found with a seed, so they protect nobody"):
+        load_job(job_of(tmp_path, schema=schema, insecure_seed=None))
+    load_job(job_of(tmp_path, schema=schema, insecure_seed=1))
+    schema["code"]["found"]["insecure"] = False
+    load_job(job_of(tmp_path, schema=schema, insecure_seed=None))
+
+
+def test_a_unit_of_lists_is_refused_before_a_row_is_read(tmp_path):
+    pq.write_table(pa.table({"code": ["a"], "who": [[1]]}), tmp_path / "in.parquet")
+    schema = {"code": CODE, "who": {"role": "drop"}}
+    privacy = {**PRIVACY, "unit": {"column": "who", "max_rows": 2}}
+    job = job_of(tmp_path, schema=schema, privacy=privacy)
+    with pytest.raises(SpecError, match="holds lists or the like"):
+        find(job)
+
+
+def test_a_schema_that_is_named_by_set_is_the_one_that_is_looked_at(tmp_path, table):
+    job = job_of(tmp_path, schema={**SCHEMA, "number": {"role": "drop"}, "day": {"role": "drop"}})
+    find(job)
+    (job.parent / "second.yaml").write_text(yaml.safe_dump({"columns": SCHEMA}))
+    assert find_written(job, {}) is not None
+    assert find_written(job, {"schema": "second.yaml"}) is None
 
 
 @pytest.mark.parametrize(

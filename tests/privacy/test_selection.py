@@ -317,3 +317,10 @@ def test_keys_of_one_unit_are_listed_as_often_as_is_accounted_and_no_less():
     room = 5 * math.sqrt(n * probability * (1 - probability))
     assert abs(len(places) - n * probability) < room
     assert 0.6 * selection.delta < probability <= selection.delta
+
+
+def test_a_delta_that_no_threshold_reaches_is_refused():
+    """Divided by the keys of a unit, it is no number above 0."""
+    noise = DiscreteLaplace(scale=1.0, sensitivity=2, adjacency="add-remove")
+    with pytest.raises(SpecError, match="too small for a threshold"):
+        find_threshold(KeySelection(noise=noise, keys=2, delta=5e-324))

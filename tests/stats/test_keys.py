@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dpdask.codec import codec_for
 from dpdask.errors import DataError
 from dpdask.schema import Column
-from dpdask.stats.keys import KeyStatistic
+from dpdask.stats.keys import KeyStatistic, UnitKeys
+from dpdask.stats.statistic import as_words
 from dpdask.streams import RunKey, Streams
 
 TYPES = (pa.string(), pa.int16(), pa.date32(), pa.dictionary(pa.int32(), pa.string()))
@@ -126,6 +127,19 @@ def test_nulls_and_other_types_are_refused(keys):
         count([batch], codec_of(pa.string(), "refuse"), unit=None)
     if pa.types.is_dictionary(keys.type) or pa.types.is_string(keys.type):
         assert told(count([batch], codec_of(pa.string()), unit=None)) == {"a": 1}
+
+
+def test_who_names_keys_cannot_choose_two_with_one_hash():
+    """Words of texts depend on the secret of the run."""
+    array, units = pa.chunked_array([["a", "b"]]), np.zeros(2, dtype=np.uint64)
+    secrets = [(np.uint64(1), np.uint64(each)) for each in (2, 2, 3)]
+    words = [as_words(array.combine_chunks(), np.array(each).tobytes()) for each in secrets]
+    assert (words[0] == words[1]).all()
+    assert (words[0] != words[2]).all()
+    assert (words[0] != as_words(array.combine_chunks())).all()
+    one, again, other = (UnitKeys.of_rows(2, units, array, each).hashes for each in secrets)
+    assert set(one) == set(again)
+    assert not set(one) & set(other)
 
 
 def test_a_row_without_a_unit_is_refused():
