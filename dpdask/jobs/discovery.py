@@ -133,6 +133,8 @@ def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]
         "output": outcome.output,
         "schema": job.file.schema_path,
         "levels": told,
+        "epsilon": card.guarantee.epsilon,
+        "delta": card.guarantee.delta,
         "insecure": card.insecure,
     }
 

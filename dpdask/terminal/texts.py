@@ -40,6 +40,9 @@ def describe_levels(result: Mapping[str, Any]) -> str:
         most = "" if told["found"] == told["written"] else f", the {told['written']:,} commonest"
         found = say_count(told["found"], "level")
         lines.append(f"  {column}: {found} found{most} written into {result['schema']}")
+    if "epsilon" in result:
+        cost = f"ε = {result['epsilon']:g}, δ = {result['delta']:g}"
+        lines.append(f"  spent     {cost}, once; what later jobs spend is added to it")
     warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
     return "\n".join([*lines, *warnings])
 
