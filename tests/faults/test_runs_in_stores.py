@@ -181,7 +181,7 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store, drivers, source, tmp_p
         abort_job(load(job, ledger__url=f"sqlite:///{tmp_path / 'wrong.db'}"))
     assert not (tmp_path / "wrong.db").exists()
     assert KeyTable(place["url"]).read(run_id) is not None
-    assert abort_job(load(job)) is True
+    assert abort_job(load(job)) == "run"
     assert KeyTable(place["url"]).read(run_id) is None
     assert store.folder.names() == []
 
