@@ -619,6 +619,14 @@ class Schema(Document):
         """The names of the columns whose levels are yet to be found, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.discovers)
 
+    def check_found(self, *, insecure: bool) -> None:
+        """Refuse levels that were found with a seed, and so protect nobody, unless all noise is `insecure`."""
+        for name, column in self.columns.items():
+            if not insecure and column.found is not None and column.found.insecure:
+                what = "its levels were found with a seed, so they protect nobody"
+                hint = "write `levels: discover` in place of them, without `found`, and search without a seed"
+                raise SpecError(what, f"column {name!r}", hint)
+
     def check_privatised(self, where: str) -> None:
         """Check that a column is privatised.
 

@@ -15,6 +15,7 @@ from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, Points
 from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
+from dpdask.arrays import Floats
 from dpdask.cells import FEW_ROWS
 from dpdask.errors import InputError, SpecError, list_names
 from dpdask.inference.m_estimators import (
@@ -29,7 +30,7 @@ from dpdask.inference.m_estimators import (
 )
 from dpdask.inference.placed import PlacedTable
 from dpdask.inference.redraw import ThresholdedCells, keep_tails
-from dpdask.inference.tallies import Codes, Floats
+from dpdask.inference.tallies import Codes
 from dpdask.streams import RunKey, stream
 
 _WEIGHT = "weight"

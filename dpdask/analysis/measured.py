@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, in_units, index_ranges
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
-from dpdask.inference.tallies import Floats
 from dpdask.references.counts import AGAIN, label_table
 
 WITHOUT_NULLS = "rows without a value are left out"

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,21 +19,22 @@ import pyarrow as pa
 
 from dpdask.analysis.results import N_BINS, Query, clip_to
 from dpdask.analysis.results import Result as Result
+from dpdask.arrays import Floats
 from dpdask.codec import is_real
-from dpdask.engine.lazy import read_frame, read_shards
+from dpdask.engine.lazy import read_frame, read_shards, record_frame
 from dpdask.engine.source import Frame
-from dpdask.errors import InputError, SpecError
+from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample
-from dpdask.inference.tallies import Floats
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, MODEL, Manifest
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, MODEL, Manifest, ShardWriter
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
 from dpdask.references.counts import read_counts
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
+    from dpdask.mechanisms.mechanism import RecordRelease
 
 QUESTIONS = (
     "mean",
@@ -228,8 +229,12 @@ class OpenedRelease:
             If the release publishes no model, a number is out of range, or the condition cannot be
             read or met.
         """
-        del n_rows, where, seed
-        raise self._no_model()
+        model, drawn = self._draw(n_rows, where, seed)
+        parts, shares = zip(*drawn, strict=True)
+        rows = pa.Table.from_batches([each for part in parts for each in part], model.types)
+        frame = record_frame(model, rows, 0)
+        frame.attrs["acceptance"] = float(np.mean(shares))
+        return frame
 
     def write_sample(
         self,
@@ -248,7 +253,28 @@ class OpenedRelease:
         n_rows, where, seed
             As for `sample`.
         """
-        del path, n_rows, where, seed
+        place, _, name = absolute_url(path).rpartition("/")
+        folder = Folder(place)
+        if folder.exists(name):
+            hint = "remove it, or choose another name"
+            raise OutputError("the file is there already", path, hint)
+        model, drawn = self._draw(n_rows, where, seed)
+        shares = list[float]()
+        folder.create()
+        with ExitStack() as stack:
+            writer = ShardWriter(folder, name, model.types, model.few_valued)
+            stack.push(lambda _, error, __: None if error is None else writer.discard(error))
+            for batches, share in drawn:
+                shares.append(share)
+                for batch in batches:
+                    writer.write(batch)
+        return writer.close().n_rows, float(np.mean(shares))
+
+    def _draw(
+        self, n_rows: int | None, where: str | None, seed: int | None
+    ) -> tuple[RecordRelease, Iterator[tuple[list[pa.RecordBatch], float]]]:
+        """Return the model, and what yields its records block by block, each with its acceptance; refuse what is wrong at once."""
+        del n_rows, where, seed
         raise self._no_model()
 
     def _no_model(self) -> SpecError:

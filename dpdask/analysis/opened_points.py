@@ -28,9 +28,9 @@ from dpdask.analysis.values import (
     read_within,
     without_levels,
 )
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference.measured import MeasuredColumn
-from dpdask.inference.tallies import Floats
 from dpdask.references.counts import label_table
 
 _SHOWN = 12

@@ -29,12 +29,12 @@ from dpdask.analysis.values import (
     to_numbers,
     without_levels,
 )
-from dpdask.arrays import Flags
+from dpdask.arrays import Flags, Floats
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, count_points, find_slope
-from dpdask.inference.tallies import Codes, Floats, add_up
+from dpdask.inference.tallies import Codes, add_up
 
 MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias is half the difference to no dependence there"
 NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"

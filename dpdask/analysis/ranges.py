@@ -18,12 +18,12 @@ from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened_points import KeptColumns
 from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import count_since_1970, read_within, to_numbers
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle
 from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
 from dpdask.inference.range_estimates import average as average_of_npmle
 from dpdask.inference.range_estimates import count_ranges
-from dpdask.inference.tallies import Floats
 from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 

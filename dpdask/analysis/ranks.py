@@ -13,8 +13,9 @@ import pandas as pd
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result
 from dpdask.analysis.values import DateScale, in_units, index_ranges
+from dpdask.arrays import Floats
 from dpdask.inference.noisy_ranks import Bounds, NoisyRanks
-from dpdask.inference.tallies import Codes, Floats, Outcomes, moments
+from dpdask.inference.tallies import Codes, Outcomes, moments
 
 _ANY = (
     "no distribution of the original values is assumed: the bound on the bias holds for any that the released rows may have come from, and is "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.measured import average_margin, average_pair
@@ -17,11 +15,9 @@ from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import Points
 from dpdask.analysis.results import Query
 from dpdask.analysis.values import NoisyCells, find_scales
-from dpdask.engine.lazy import check_count, check_seed, record_frame
-from dpdask.errors import OutputError
+from dpdask.engine.lazy import check_count, check_seed
 from dpdask.inference.measured import MeasuredColumn
-from dpdask.io.shards import MODEL, ShardWriter
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.shards import MODEL
 from dpdask.streams import RunKey
 
 if TYPE_CHECKING:
@@ -57,50 +53,13 @@ class OpenedRecords(OpenedPoints):
             raise self._no_model()
         return FittedCopula.from_bytes(data, f"{self.folder.url}/{self._place(MODEL)}")
 
-    def sample(
-        self, n_rows: int | None = None, *, where: str | None = None, seed: int | None = None
-    ) -> pd.DataFrame:
-        """Return further records of the model that the release publishes; see `OpenedRelease.sample`."""
-        parts, shares = zip(*self._draw(n_rows, where, seed), strict=True)
-        model = self._model
-        rows = pa.Table.from_batches([each for part in parts for each in part], model.types)
-        frame = record_frame(model, rows, 0)
-        frame.attrs["acceptance"] = float(np.mean(shares))
-        return frame
-
-    def write_sample(
-        self,
-        path: str,
-        n_rows: int | None = None,
-        *,
-        where: str | None = None,
-        seed: int | None = None,
-    ) -> tuple[int, float]:
-        """Write such records to a new Parquet file; see `OpenedRelease.write_sample`."""
-        place, _, name = absolute_url(path).rpartition("/")
-        folder = Folder(place)
-        if folder.exists(name):
-            raise OutputError(
-                "the file is there already", path, "remove it, or choose another name"
-            )
-        drawn, model, shares = self._draw(n_rows, where, seed), self._model, list[float]()
-        folder.create()
-        with ExitStack() as stack:
-            writer = ShardWriter(folder, name, model.types, model.few_valued)
-            stack.push(lambda _, error, __: None if error is None else writer.discard(error))
-            for batches, share in drawn:
-                shares.append(share)
-                for batch in batches:
-                    writer.write(batch)
-        return writer.close().n_rows, float(np.mean(shares))
-
     def _draw(
         self, n_rows: int | None, where: str | None, seed: int | None
-    ) -> Iterator[tuple[list[pa.RecordBatch], float]]:
-        """Return what yields the records of one block after the other, each with its acceptance; refuse what is wrong at once."""
+    ) -> tuple[FittedCopula, Iterator[tuple[list[pa.RecordBatch], float]]]:
         model, key = self._model, RunKey.insecure(check_seed(seed))
         n = model.n_drawn(None if n_rows is None else check_count("n_rows", n_rows))
-        return model.draw_blocks(n, key, None if where is None else model.condition(where))
+        wanted = None if where is None else model.condition(where)
+        return model, model.draw_blocks(n, key, wanted)
 
     def _plan(self, asked: Query) -> Callable[[], Any]:
         self._check_released(asked.names)

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.html import make_html_table
 from dpdask.inference.measured import NORMAL_95
-from dpdask.inference.tallies import Floats
 
 _SHOWN = 12
 N_BINS = 20

@@ -19,9 +19,10 @@ from dpdask.analysis.points import Points
 from dpdask.analysis.ranks import RankAnswers, to_floats
 from dpdask.analysis.results import Query, Result, clip_to, find_half
 from dpdask.analysis.values import DateScale, NoisyCells
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference.noisy_ranks import NoisyRanks
-from dpdask.inference.tallies import Estimate, Floats, Frame, Outcomes, group_counts, outcome_counts
+from dpdask.inference.tallies import Estimate, Frame, Outcomes, group_counts, outcome_counts
 from dpdask.privacy import UnitColumn
 
 if TYPE_CHECKING:

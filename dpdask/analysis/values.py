@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dpdask.arrays import Flags, Floats
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import Codes, Flags, Floats, add_up, level_codes
+from dpdask.inference.tallies import Codes, add_up, level_codes
 from dpdask.mechanisms.card import microseconds_of
 
 _MOST_LEVELS = 10_000

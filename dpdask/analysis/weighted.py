@@ -22,11 +22,12 @@ from dpdask.analysis.values import (
     to_numbers,
     without_levels,
 )
+from dpdask.arrays import Flags, Floats
 from dpdask.errors import SpecError
 from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.m_estimators import quantile
 from dpdask.inference.pseudo_values import MAX_CONDITION
-from dpdask.inference.tallies import Codes, Flags, Floats
+from dpdask.inference.tallies import Codes
 from dpdask.inference.units import WeightedRows
 
 # numbers, their standard errors, those for intervals, and bounds on their biases

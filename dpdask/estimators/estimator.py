@@ -102,6 +102,7 @@ class Estimator(ABC, Generic[Made]):
     def __post_init__(self) -> None:
         spec = validate(self.spec_class, self._choose(*self.spec_class.model_fields), "")
         object.__setattr__(self, "mechanism", bind(spec, self.schema, self._budget(spec)))
+        self.mechanism.schema.check_found(insecure=self.insecure_seed is not None)
 
     def _choose(self, *names: str) -> dict[str, Any]:
         """Return the parameters of these names that are set: those of the specification, or of the budget."""

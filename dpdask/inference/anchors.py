@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, special
 
+from dpdask.arrays import Flags, Floats
 from dpdask.inference.measured import NORMAL_95
-from dpdask.inference.tallies import Codes, Flags, Floats
+from dpdask.inference.tallies import Codes
 from dpdask.references.sources import freeze
 
 Ends = tuple[float, float]

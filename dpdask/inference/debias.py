@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
@@ -32,7 +33,6 @@ from dpdask.inference.pseudo_values import (
 from dpdask.inference.slopes import refuse_collinear, regress_kept_on, regress_on_kept
 from dpdask.inference.tallies import (
     Estimate,
-    Floats,
     Frame,
     Moments,
     Outcomes,

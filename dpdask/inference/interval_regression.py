@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpdask.inference.tallies import Flags, Floats
+from dpdask.arrays import Flags, Floats
 from dpdask.kernels import normal as truncated
 
 try:

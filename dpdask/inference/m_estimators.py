@@ -19,8 +19,8 @@ import pandas as pd
 from numpy.random import Generator
 from scipy import optimize, special
 
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import Floats
 from dpdask.mechanisms.card import Card
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.inference.tallies import Flags, Floats
+from dpdask.arrays import Flags, Floats
 from dpdask.references.counts import LEVEL, NULL, SINGLE, WHOLE
 
 NORMAL_95 = 1.959963984540054

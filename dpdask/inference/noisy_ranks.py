@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from scipy import optimize
 
+from dpdask.arrays import Flags, Floats
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
 from dpdask.inference.slopes import regress_on_kept
-from dpdask.inference.tallies import Codes, Flags, Floats, Moments
+from dpdask.inference.tallies import Codes, Moments
 
 _FINE = 1.0 / 128  # of the ranks: a wider piece of the reference is cut
 _MIDDLES = 512  # ranks that an average over an interval is taken at

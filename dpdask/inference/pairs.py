@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpdask.arrays import Floats
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
@@ -14,7 +15,6 @@ from dpdask.inference.pseudo_values import (
     find_half_width,
     list_spreads,
 )
-from dpdask.inference.tallies import Floats
 
 _MOST_ALONG = 256  # directions: a covariance that is not diagonal is inverted for each spread
 

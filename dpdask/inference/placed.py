@@ -17,8 +17,9 @@ from itertools import combinations
 import numpy as np
 from scipy import sparse, special
 
+from dpdask.arrays import Floats
 from dpdask.inference.measured import MeasuredColumn, make_rising
-from dpdask.inference.tallies import Codes, Floats, add_up
+from dpdask.inference.tallies import Codes, add_up
 
 UNRESOLVED = 0.25
 """The share of a column's variance that lies inside one cell from which on the cells do not tell how it depends on others."""

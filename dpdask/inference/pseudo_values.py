@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
-from dpdask.inference.tallies import Floats
+from dpdask.arrays import Floats
 
 MAX_CONDITION = 1e6
 """Above this ratio of singular values a channel's direction is taken as lost."""

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import Floats
 from dpdask.kernels import turnbull
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 

@@ -10,8 +10,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.random import Generator
 
+from dpdask.arrays import Floats
 from dpdask.inference.pseudo_values import estimate_prior
-from dpdask.inference.tallies import Codes, Floats, add_up
+from dpdask.inference.tallies import Codes, add_up
 
 _MOST = 64  # the count up to which others tell what a noisy one stands for
 _TOLD = 2.5  # standard deviations of the noise that the rows up to a place have, from which on they are told from it

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
+from dpdask.arrays import Floats
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, find_half_width
-from dpdask.inference.tallies import Floats, Moments
+from dpdask.inference.tallies import Moments
 
 _SURELY = 3.0  # standard errors
 

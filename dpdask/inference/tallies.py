@@ -13,14 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import special
 
+from dpdask.arrays import Floats, Ints
 from dpdask.errors import DataError, SpecError
 
-Floats: TypeAlias = NDArray[np.float64]
-Codes: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
+Codes: TypeAlias = Ints
 Frame: TypeAlias = (
     Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 )

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from dpdask.inference.tallies import Codes, Floats, add_up
+from dpdask.arrays import Floats
+from dpdask.inference.tallies import Codes, add_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -368,7 +368,7 @@ def plan_job(job: Job) -> Plan:
 @raises_in_keys
 @opens_stores
 def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
-    """Return the least ε of a job, up to 1 %, at which its noise meets targets; from public facts alone.
+    """Return the least ε of a job, up to 2 %, at which its noise meets targets; from public facts alone.
 
     Parameters
     ----------

@@ -267,8 +267,7 @@ class Job:
             what = "a bucket itself cannot be the output: the run's state lies beside it"
             raise SpecError(what, "output.path", "name a folder in it")
         check_seed(file)
-        if file.insecure_seed is None:
-            _check_found(schema)
+        schema.check_found(insecure=file.insecure_seed is not None)
         schema.check_privatised(file.schema_path)
         format_ = file.input.format
         if format_ == "csv" or (format_ == "files" and name_format(file.input.path) == "csv"):
@@ -493,15 +492,6 @@ def check_seed(file: JobFile) -> None:
             "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
         )
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
-
-
-def _check_found(schema: Schema) -> None:
-    """Check that no levels were found by noise from a seed."""
-    for name, column in schema.columns.items():
-        if column.found is not None and column.found.insecure:
-            what = "its levels were found with a seed, so they protect nobody"
-            use = "write `levels: discover` in place of them, without `found`, and search without a seed"
-            raise SpecError(what, f"column {name!r}", use)
 
 
 def load_job(

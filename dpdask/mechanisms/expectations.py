@@ -392,7 +392,7 @@ _LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
 
 
 def find_least_epsilon(mechanism: Mechanism, most: float, where: str) -> float:
-    """Return the least ε, up to 1 %, at which the noise of each published count exceeds so many rows with a probability of at most 5 %.
+    """Return the least ε, up to 2 %, at which the noise of each published count exceeds so many rows with a probability of at most 5 %.
 
     Parameters
     ----------

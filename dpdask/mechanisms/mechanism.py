@@ -290,12 +290,9 @@ class Mechanism(ABC):
 
     releases_rows: ClassVar[bool]
     keeps_rules: ClassVar[bool] = False
-    finds_levels: ClassVar[bool] = (
-        False  # whether it takes columns whose levels are yet to be found
-    )
-    bounds_rows: ClassVar[bool] = (
-        True  # whether a pass before chooses the rows of a unit; else it does so itself
-    )
+    finds_levels: ClassVar[bool] = False  # whether it searches for levels that are not listed
+    # whether the rows of a unit are chosen in a pass before the count; else the count bounds them
+    bounds_rows: ClassVar[bool] = True
     has_model: ClassVar[bool] = False  # whether records can be drawn from what it fits
 
     def __post_init__(self) -> None:

@@ -512,7 +512,8 @@ def test_a_driver_that_was_frozen_and_overtaken_is_told_so(
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     around = environment(store, tmp_path)
     pid = drivers.start("run", job, point=point, strike="freeze", environment=around)
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+    while (now := psutil.Process(pid).status()) != psutil.STATUS_STOPPED:
+        assert now != psutil.STATUS_ZOMBIE
         time.sleep(0.05)
     assert run_here(job).status == "released"
     os.kill(pid, signal.SIGCONT)

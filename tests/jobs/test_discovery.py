@@ -15,6 +15,7 @@ from e2e.helpers import call_cli, charging_entries, digests, write_job
 from mechanisms.contract import KILLS, Killed
 from scipy import stats
 
+from dpdask import GaussianCopula
 from dpdask.engine.account import open_ledger
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.storage import Folder
@@ -423,6 +424,8 @@ def test_levels_that_were_found_with_a_seed_are_for_jobs_with_a_seed(tmp_path):
     schema = {"code": {**CODE, "levels": ["a", "other"], "found": found}}
     with pytest.raises(SpecError, match="were found with a seed, so they protect nobody"):
         load_job(job_of(tmp_path, schema=schema, insecure_seed=None))
+    with pytest.raises(SpecError, match="were found with a seed, so they protect nobody"):
+        GaussianCopula(Schema.from_dict({"columns": schema}), epsilon=1.0, delta=1e-6)
     load_job(job_of(tmp_path, schema=schema, insecure_seed=1))
     schema["code"]["found"]["insecure"] = False
     load_job(job_of(tmp_path, schema=schema, insecure_seed=None))
