@@ -43,6 +43,7 @@ from dpdask.stats.keys import ColumnKeys, KeyStatistic
 from dpdask.streams import Noise, RunKey
 
 COLUMN, LEVEL, UNITS = "column", "level", "units"
+_FEW_LEVELS = 20  # that there can be: fewer are worth a warning
 TYPES = pa.schema([(COLUMN, pa.string()), (LEVEL, pa.string()), (UNITS, pa.int64())])
 
 
@@ -299,6 +300,15 @@ class DiscoverDescription(NoisyCountsDescription):
             f"a level that {least + math.ceil(off):,} {who} or more have is found with probability 0.95; one that a single one has, with at most {selection.delta:.3g}",
             f"a number of units is off by at most {off:,.3g} with probability 0.95; those of levels that were only just found are too high",
         )
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
+        """Return what a steward should think of before a search: δ, and levels that need a large part of the rows."""
+        found = NoisyCountsDescription.cautions(self, columns, n_rows)
+        least = find_threshold(self.mechanism.selection)
+        if not n_rows or n_rows >= _FEW_LEVELS * least:
+            return found
+        few = f"A level needs about {least:,} of the {n_rows:,} rows, so hardly more than {n_rows // least} levels of a column can be found: use a larger ε or δ, or add-remove."
+        return (*found, few)
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""

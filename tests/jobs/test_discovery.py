@@ -20,6 +20,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.jobs.discovery import find_written, load_discovery, write_levels
+from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.discover import plan_selection
@@ -417,6 +418,23 @@ def test_a_search_that_cannot_be_is_refused_before_a_row_is_read(tmp_path, table
     assert ran.returncode == 64
     assert "no column of the schema has levels that are yet to be found" in ran.stderr
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.yaml", "schema.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "n_rows", "said"),
+    [
+        ("replace-one", 100, True),
+        ("replace-one", 2_000, False),
+        ("add-remove", 100, False),  # how many there are is private
+    ],
+)
+def test_a_search_in_few_rows_is_warned_of(adjacency, n_rows, said, tmp_path):
+    pq.write_table(pa.table({"code": ["a"] * n_rows}), tmp_path / "in.parquet")
+    privacy = {**PRIVACY, "adjacency": adjacency}
+    search = load_discovery(job_of(tmp_path, schema={"code": CODE}, privacy=privacy), epsilon=1.0)
+    warnings = plan_job(search).warnings
+    assert any("hardly more than 3 levels" in each for each in warnings) == said
+    assert any("hardly" in each for each in warnings) == said
 
 
 def test_levels_that_were_found_with_a_seed_are_for_jobs_with_a_seed(tmp_path):
