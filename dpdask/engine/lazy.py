@@ -15,7 +15,7 @@ from dpdask.engine.scan import Chooser, filter_rows
 from dpdask.engine.source import LISTS, Frame, FramePart, FrameSource, check_index, find_meta
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
-from dpdask.io.parquet import open_parquet, read_schema
+from dpdask.io.parquet import read_schema, read_shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
@@ -396,7 +396,4 @@ def read_shards(
 
 
 def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:
-    with open_parquet(folder, name, columns or ()) as file:
-        rows = file.read(columns=columns if columns is None else list(columns), use_threads=False)
-        rows.validate(full=True)
-        return rows
+    return pa.Table.from_batches(read_shard(folder, name, columns))

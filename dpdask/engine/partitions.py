@@ -14,9 +14,10 @@ import pyarrow as pa
 from dpdask.engine.compute import guard, make_stage, run_stage
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
+from dpdask.io.folders import check_values, leave_to_folders, name_folders
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
-from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.shards import Format, Shard, ShardWriter
 from dpdask.io.storage import Folder
 
 MAX_PARTITIONS = 10_000  # of a table: each is a file of each task that has rows of it
@@ -61,15 +62,23 @@ def write_partitions(
     rows_per_shard: int,
     folder: Folder,
     names: Iterator[str],
+    *,
+    in_folders: bool,
 ) -> list[Shard]:
     """Write the rows of a task as shards of one combination of values each, and return them.
 
     Few are written at a time, and few bytes held: the one that was begun first, or that holds the
-    most, is closed, and later rows of its values get another one.
+    most, is closed, and later rows of its values get another one. With `in_folders`, the names of
+    folders hold the values, and the shards hold the other columns.
     """
+    held = leave_to_folders(types, columns) if in_folders else types
     writers: dict[Values, ShardWriter] = {}
     rooms: dict[Values, int] = {}
     shards: list[Shard] = []
+
+    def open_shard(values: Values) -> ShardWriter:
+        place = [name_folders(dict(zip(columns, values, strict=True)))] if in_folders else []
+        return ShardWriter(folder, "/".join([*place, next(names)]), held, few_valued, new=True)
 
     def close(values: Values) -> None:
         partition = dict(zip(columns, values, strict=True))
@@ -84,10 +93,10 @@ def write_partitions(
                 if values not in writers:
                     if len(writers) >= _MOST_OPEN:
                         close(next(iter(writers)))
-                    writers[values] = ShardWriter(folder, next(names), types, few_valued, new=True)
+                    writers[values] = open_shard(values)
                     rooms[values] = rows_per_shard
                 taken = min(rooms[values], rows.num_rows - start)
-                writers[values].write(rows.slice(start, taken))
+                writers[values].write(rows.slice(start, taken).select(held.names))
                 start, rooms[values] = start + taken, rooms[values] - taken
             if sum(writer.n_bytes_held for writer in writers.values()) > _MOST_HELD:
                 close(max(writers, key=lambda values: writers[values].n_bytes_held))
@@ -131,16 +140,9 @@ def check_partitions(
     fragments: Sequence[Fragment],
     work: TableWork,
     columns: Sequence[str],
-    *,
-    takes_empty: bool,
+    format_: Format,
 ) -> None:
-    """Check the values of partition columns in a table, before anything is charged; only these columns are read, which are kept.
-
-    Parameters
-    ----------
-    takes_empty
-        Whether the format tells an empty text from a null.
-    """
+    """Check the values of partition columns in a table, before anything is charged; only these columns are read, which are kept."""
     reading = Reading(work=work, columns=tuple(columns))
     arguments = [(fragment,) for fragment in fragments]
     stage = make_stage("partitions", list_values, arguments, reading, join_values)
@@ -149,7 +151,9 @@ def check_partitions(
     if len(found) > MAX_PARTITIONS:
         what = f"its values would make more than {MAX_PARTITIONS:,} partitions"
         raise DataError(what, where, "partition by a column with fewer values")
-    if not takes_empty and any("" in values for values in found):
+    if format_ == "parquet":
+        check_values(columns, found)
+    if format_ == "delta" and any("" in values for values in found):
         what = "a Delta table reads an empty text back as null where it is a partition's value"
         raise DataError(
             what, where, "write another text in the input, or partition by another column"

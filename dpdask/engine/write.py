@@ -347,8 +347,10 @@ class Staging:
     actions: Folder  # the folder of the tasks' records. Private
     # Put into the names of files that are written where they will stay; empty if they are hidden.
     run: str = ""
-    # The kept columns of which each shard has one combination of values.
+    # The kept columns of which each shard has one combination of values, and whether the names of
+    # folders hold these, or a table's log.
     partition_by: tuple[str, ...] = ()
+    in_folders: bool = False
 
     def place(self, name: str) -> str:
         """Return the name under which a file is written: of a shard, given the name by which its random streams are known."""
@@ -471,6 +473,7 @@ def stage(
         shards = write_partitions(
             *(batches, types, few_valued, staging.partition_by, rows_per_shard),
             *(staging.shards, numbered),
+            in_folders=staging.in_folders,
         )
         return _record_staged(shards, names[0], staging, told())
     shards = []

@@ -21,7 +21,7 @@ from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet
 from dpdask.io.files import LOG_FOLDERS, Files
 from dpdask.io.fragments import InputTable, discover, read_batches
-from dpdask.io.parquet import open_parquet
+from dpdask.io.parquet import read_shard
 from dpdask.io.storage import Folder, open_filesystem
 from dpdask.mechanisms.card import microseconds_of
 from dpdask.schema import Schema
@@ -29,7 +29,6 @@ from dpdask.schema import Schema
 Codes: TypeAlias = Ints
 
 MOST_LEVELS = 1_000
-_BATCH_ROWS = 2**16
 _DAY = 86_400_000_000  # microseconds
 
 
@@ -115,15 +114,8 @@ def read_released(
     folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator
 ) -> pd.DataFrame:
     """Return a uniform sample of a release's rows."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for name in shards:
-            with open_parquet(folder, name, columns) as file:
-                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
-                    batch.validate(full=True)
-                    yield batch
-
-    return sample_rows(batches(), n_rows, rng)
+    batches = chain.from_iterable(read_shard(folder, name, columns) for name in shards)
+    return sample_rows(batches, n_rows, rng)
 
 
 def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, Protocol
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -20,13 +19,13 @@ from dpdask.errors import DataError, InputError, MissingError, SpecError, say_co
 from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
 from dpdask.io.filesystems import classify, mask
+from dpdask.io.folders import read_value, split_folders
 from dpdask.io.footer import Footer, find_ranges
 from dpdask.io.storage import call_storage, is_local, open_filesystem, protocols, storage_faults
 from dpdask.schema import Schema
 
 TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
 LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
-NULL = "__HIVE_DEFAULT_PARTITION__"
 PlainFormat = Literal["files", "parquet", "csv"]
 _ID = b"PARQUET:field_id"
 _SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
@@ -139,23 +138,6 @@ def find_columns(
     return names, constants
 
 
-# ---- folders named `key=value`, as Hive, Spark and Dask write them
-
-
-def split_folders(name: str) -> dict[str, str | None]:
-    """Return the columns in a file's folders, each with its value as text; None is null."""
-    found: dict[str, str | None] = {}
-    for folder in name.split("/")[:-1]:
-        key, sign, value = folder.partition("=")
-        column = unquote(key)
-        if column in found and sign:
-            what = "two folders of one path hold this column"
-            raise DataError(what, f"column {column!r}", "rename one of the two")
-        if sign:
-            found[column] = None if value == NULL else unquote(value)
-    return found
-
-
 def _partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]:
     """Return the types of the columns in the folders of files: declared, or as domains imply, or text."""
     first = list(split_folders(names[0]))
@@ -169,16 +151,6 @@ def _partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]
     return {each: csv_type(declared[each]) if each in declared else pa.string() for each in first}
 
 
-def _read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
-    """Return the value of a partition column."""
-    try:
-        return pa.array([text], pa.string()).cast(type_)[0].as_py()
-    except (pa.ArrowException, ValueError, OverflowError):
-        what = "the name of a folder cannot be read as this column's declared type"
-        hint = "correct the schema's `type` or levels, or rename the folder"
-        raise DataError(what, f"column {column!r}", hint) from None
-
-
 def check_agreement(types: pa.Schema, name: str, footer: Footer | None, where: str) -> None:
     """Check that a file has no other values in a column than its folder's name, if both hold it."""
     folders = split_folders(name)
@@ -188,7 +160,7 @@ def check_agreement(types: pa.Schema, name: str, footer: Footer | None, where: s
         text, found = folders[column], ranges.get(column)
         agrees = footer is not None and text is not None and found is not None
         if agrees and footer and found is not None:
-            value = _read_value(text, column, types.field(column).type)
+            value = read_value(text, column, types.field(column).type)
             chunks = (chunk for group in footer.groups for chunk in group.chunks)
             agrees = all(low == high == value for low, high in found)
             agrees = agrees and all(each.n_nulls == 0 for each in chunks if each.column == column)
@@ -227,7 +199,7 @@ class Files:
                 name=name,
                 format=format_,
                 constants={
-                    column: _read_value(text, column, types[column])
+                    column: read_value(text, column, types[column])
                     for column, text in split_folders(name).items()
                 },
                 n_bytes=sizes[path],

@@ -193,12 +193,17 @@ def read_batches(
         yield from complete(batches, fragment, columns, types)
 
 
-def takes_in(url: str, folder: str) -> bool:
-    """Return whether a table's URL includes the files written to a folder, which the next run would read."""
+def takes_in(url: str, folder: str, inside: int = 0) -> bool:
+    """Return whether a table's URL includes the files written to a folder, or so many folders inside it, which the next run would read."""
     if not is_glob(url):
         return f"{folder}/".startswith(f"{url.rstrip('/')}/")
-    written = f"{folder}/part-00000.parquet".partition("://")[2]
-    return re.fullmatch(glob_translate(url.partition("://")[2]), written) is not None
+    written = f"{folder}/{'_/' * inside}part-00000.parquet".partition("://")[2]
+    first, parts = folder.count("/") + 1, url.split("/")
+    # any name of a folder may come to be written there
+    for place in range(first, min(first + inside, len(parts) - 1)):
+        parts[place] = "**" if parts[place] == "**" else "*"
+    asked = "/".join(parts)
+    return re.fullmatch(glob_translate(asked.partition("://")[2]), written) is not None
 
 
 def _inspect(

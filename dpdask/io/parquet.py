@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import DataError, InputError
-from dpdask.io.filesystems import report_change
+from dpdask.io.filesystems import mask, report_change
+from dpdask.io.folders import find_constants
 from dpdask.io.footer import (
     INT96,
     REWRITE,
@@ -50,6 +51,7 @@ _READER_VALUE_BYTES = 14  # of it, for each value of a narrow column
 _KEPT_BYTES = 2**22  # of footers; when they are parsed they take some ten times as much
 _SETTLED_SECONDS = 0.1  # a change within this time may leave a file's times as they are; on file systems with whole seconds, within the next
 _ARROW = b"ARROW:schema"
+_RESTORE = "restore the release"
 _BAD_TYPES = "the types of its columns cannot be read: they are corrupt, or unknown to Arrow"
 _BAD_ROWS = "this row group cannot be read: it is truncated or corrupt"
 
@@ -82,10 +84,10 @@ def open_parquet(
     name: str,
     columns: Sequence[str] = (),
     where: str = "",
-    hint: str = "restore the release",
+    hint: str = _RESTORE,
 ) -> Iterator[Any]:
     """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it."""
-    where = where or name
+    where = where or mask(name)
     with (
         folder.open(name) as file,
         refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint),
@@ -104,9 +106,34 @@ def open_parquet(
 
 
 def read_schema(folder: Folder, name: str) -> pa.Schema:
-    """Return the columns of a released shard."""
+    """Return the columns of a released shard; last those that it leaves to its folders."""
     with open_parquet(folder, name) as file:
-        return file.schema_arrow
+        return _add_constants(file.schema_arrow.empty_table(), name).schema
+
+
+def read_shard(
+    folder: Folder, name: str, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a released shard, checked, or some columns of them, with those that it leaves to its folders."""
+    with open_parquet(folder, name) as file:
+        held = [each for each in file.schema_arrow if columns is None or each.name in columns]
+        types = pa.schema(held, file.schema_arrow.metadata)
+        wanted = list(columns or _add_constants(types.empty_table(), name).schema.names)
+        batches = file.iter_batches(BATCH_ROWS, columns=types.names, use_threads=False)
+        # of a shard without rows, one batch that tells the types
+        for batch in batches if file.metadata.num_rows else [pa.RecordBatch.from_pylist([], types)]:
+            batch.validate(full=True)
+            rows = _add_constants(batch, name)
+            if not {*wanted} <= {*rows.schema.names}:
+                raise InputError("this file lacks a column", mask(name), _RESTORE)
+            yield rows.select(wanted)
+
+
+def _add_constants(rows: Any, name: str) -> Any:
+    """Return a table or a batch with the columns that a shard leaves to its folders."""
+    for column, value in find_constants(rows.schema, name).items():
+        rows = rows.append_column(column, pa.repeat(value, rows.num_rows))
+    return rows.replace_schema_metadata(None)
 
 
 def read_columns(url: str, name: str) -> list[tuple[str, pa.DataType, bool]]:

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import InputError, OutputError
+from dpdask.io.folders import list_files
 from dpdask.io.storage import Folder
 
 Mode = Literal["error", "append", "overwrite"]
+Format = Literal["parquet", "delta", "iceberg"]  # of an output
 
 
 def count_committed(is_there: Callable[[int], bool]) -> int:
@@ -97,8 +99,9 @@ class Shard:
 
 
 def number_key(shard: str) -> tuple[int, str]:
-    """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
-    return len(shard), shard
+    """Return the sort key of a shard's name, whatever its folder: `part-99999` comes before `part-100000`."""
+    name = shard.rpartition("/")[2]
+    return len(name), name
 
 
 class _HashingSink:
@@ -292,7 +295,7 @@ class Manifest:
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])
-            if not all(_is_file_name(shard.name) for shard in shards):
+            if not all(_is_inside(shard.name) for shard in shards):
                 raise ValueError
             return cls(
                 job=content["job"],
@@ -306,9 +309,14 @@ class Manifest:
             ) from None
 
 
-def _is_file_name(name: object) -> bool:
-    """Return whether a name leads to no other folder; every output has its shards beside each other."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+def _is_inside(name: object) -> bool:
+    """Return whether a name leads to no other folder than one named `key=value`, where an output has those."""
+    *folders, last = name.split("/") if isinstance(name, str) else [""]
+    return (
+        last not in ("", ".", "..")
+        and "\\" not in str(name)
+        and all("=" in each for each in folders)
+    )
 
 
 def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
@@ -323,7 +331,7 @@ def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
 
 def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
     """Return how many shards of manifests an output folder lacks; those that a listing lacks are looked for, since it may be an earlier one."""
-    names = set(folder.names())
+    names = set(list_files(folder))
     return sum(
         shard.name not in names and not folder.exists(shard.name)
         for manifest in manifests

@@ -527,6 +527,10 @@ class Folder:
 
         with self._at() as url, storage_faults(path, writing=True), ExitStack() as stack:
             target = Folder(url)._resolve(name)[1]
+            for parent in [*Path(name).parents][
+                -2::-1
+            ]:  # never this folder itself, as in `_create`
+                (Folder(url).local_path / parent).mkdir(exist_ok=True)
             yield stack.enter_context(_temporary(target, 0o666, publish))
 
     def open(self, name: str) -> IO[bytes]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
+from dpdask.io.folders import check_partition_types
 from dpdask.io.fragment import UTC, find_layout
 from dpdask.io.lakes import catalog_faults, load_catalog, require
 from dpdask.io.shards import Mode, Shard, count_committed
@@ -121,17 +122,6 @@ class TableLog(ABC):
             hint = f"set output.partition_by: [{', '.join(found)}]" if found else "remove the key"
             raise OutputError(f"this table has {there}", self._name, hint)
 
-    def _check_partition_types(self, types: pa.Schema) -> None:
-        for name in self.partition_by:
-            type_ = types.field(name).type
-            type_ = type_.value_type if pa.types.is_dictionary(type_) else type_
-            texts = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-            whole = pa.types.is_signed_integer(type_) or pa.types.is_boolean(type_)
-            if not (texts or whole or pa.types.is_date32(type_)):
-                what = f"a column of {type_} cannot be a partition column"
-                hint = "take one of texts, whole numbers, dates or booleans"
-                raise SpecError(what, f"output.partition_by {name!r}", hint)
-
     def _check_types(
         self, types: pa.Schema, convert: Callable[[pa.DataType], pa.DataType | None]
     ) -> None:
@@ -206,7 +196,7 @@ class DeltaLog(TableLog):
         _require_delta()
         _check_names(types)
         self._check_types(types, _to_delta)
-        self._check_partition_types(types)
+        check_partition_types(self.partition_by, types)
         with self._open() as table:
             if table is not None:
                 self._check_table(table, types, mode)
@@ -449,7 +439,7 @@ class IcebergLog(TableLog):
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed."""
         self._check_types(types, _to_iceberg)
-        self._check_partition_types(types)
+        check_partition_types(self.partition_by, types)
         with self._open() as table:
             if table is not None:
                 self._check_table(table, types, mode)

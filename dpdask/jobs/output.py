@@ -9,8 +9,8 @@ table grows: its releases are numbered.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
 
 import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -18,6 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from dpdask.documents import Document
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import SPENT_AGAIN, DataError, OutputError
+from dpdask.io.folders import check_partition_types, list_files, remove_file
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import (
     CARD_NAME,
@@ -25,6 +26,7 @@ from dpdask.io.shards import (
     MANIFEST_NAME,
     META,
     SUCCESS_NAME,
+    Format,
     Manifest,
     Mode,
     count_missing,
@@ -70,8 +72,10 @@ class _Folder:
 
     is_shared = False  # whether the output may hold releases of other jobs
 
-    def __init__(self, output: Folder, series: str | None = None) -> None:
-        self.output, self.series = output, series
+    def __init__(
+        self, output: Folder, series: str | None = None, partition_by: tuple[str, ...] = ()
+    ) -> None:
+        self.output, self.series, self._by = output, series, partition_by
 
     def count(self) -> int:
         if self.series is None:
@@ -86,6 +90,7 @@ class _Folder:
         return number
 
     def check(self, types: pa.Schema) -> None:
+        check_partition_types(self._by, types)
         number = self.count()
         newest = self._read_manifest(number - 1) if number else None
         if newest is None or not newest.shards or not self.output.exists(newest.shards[0].name):
@@ -151,7 +156,13 @@ class LocalFolder(_Folder):
         """Return where a run stages what it will publish, and where its tasks record that."""
         number = self.count()  # the shards of the first release end in plain numbers
         run = f"r{number:05d}" if number else ""
-        return Staging(shards=hidden.child(f"publish-{run_id}"), actions=actions, run=run)
+        return Staging(
+            shards=hidden.child(f"publish-{run_id}"),
+            actions=actions,
+            run=run,
+            partition_by=self._by,
+            in_folders=True,
+        )
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether a release fits beside what is here and what an unfinished run has written."""
@@ -179,8 +190,8 @@ class LocalFolder(_Folder):
             self._create_manifest(number, manifest)
             return
         # a worker or a driver that was killed may have left files half written
-        for name in set(hidden.names()) - {*shards, META, SUCCESS_NAME}:
-            hidden.remove(name)
+        for name in set(list_files(hidden)) - {*shards, META, SUCCESS_NAME}:
+            remove_file(hidden, name)
         for name in hidden.child(META).names():
             if f"{META}/{name}" not in (*DOCUMENTS, MANIFEST_NAME):
                 hidden.child(META).remove(name)
@@ -198,9 +209,9 @@ class LocalFolder(_Folder):
         number = read_number(release)
         if not number or self._read_manifest(number) is not None:
             return  # of a first release, all is in the hidden folder
-        for name in self.output.names():
+        for name in list_files(self.output):
             if name.endswith(f"-r{number:05d}.parquet"):
-                self.output.remove(name)
+                remove_file(self.output, name)
         self._remove_documents(number)
 
 
@@ -210,11 +221,14 @@ class StoreFolder(_Folder):
     def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
         """Return where a run stages what it will publish, and where its tasks record that."""
         del hidden
-        return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
+        run, by = run_id[:NAME_DIGITS], self._by
+        return Staging(
+            shards=self.output, actions=actions, run=run, partition_by=by, in_folders=True
+        )
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether a release fits beside what is here and what an unfinished run has written."""
-        names = self.output.names()
+        names = list_files(self.output)
         known = all(name == META or _is_shard_of(run_id, name) for name in names)
         return bool(self.count()) or (not self.output.is_file() and known)
 
@@ -248,7 +262,7 @@ class StoreFolder(_Folder):
     def undo(self, release: str, run_id: str) -> None:
         """Remove what a run has written into the output, unless its release is committed."""
         if self._read_manifest(number := read_number(release)) is None:
-            _remove_shards(self.output, run_id)
+            _remove_shards(self.output, list_files(self.output), run_id)
             self._remove_documents(number)
 
 
@@ -315,7 +329,8 @@ class PublishedTable:
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write documents and manifest; nobody sees them yet."""
         if self.output.is_local:  # what a worker or a driver that was killed left half written
-            _remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
+            written = {shard.name for shard in manifest.shards}
+            _remove_shards(self.output, {*self.output.names()} - written, staging.run)
         for name, data in (*documents.items(), (MANIFEST_NAME, manifest.to_bytes())):
             staging.shards.write(staging.place(name), data)
 
@@ -341,7 +356,7 @@ class PublishedTable:
         """Remove what a run has written into the output, unless its release is committed."""
         run = int(run_id[:NAME_DIGITS], 16)
         if self._log.find(release) != run:
-            _remove_shards(self.output, run_id)
+            _remove_shards(self.output, self.output.names(), run_id)
             for name in (*DOCUMENTS, MANIFEST_NAME):
                 self.output.remove(_name_file(name, run))
 
@@ -360,9 +375,9 @@ def _is_shard_of(run_id: str | None, name: str) -> bool:
     return run_id is not None and whole.endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
 
 
-def _remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
-    for name in output.names():
-        if _is_shard_of(run_id, name) and name not in but:
+def _remove_shards(output: Folder, names: Iterable[str], run_id: str) -> None:
+    for name in names:
+        if _is_shard_of(run_id, name):
             output.remove(name)
 
 
@@ -384,7 +399,7 @@ def number_name(name: str, number: int) -> str:
 class Target(Document):
     """How a release is published."""
 
-    format: Literal["parquet", "delta", "iceberg"] = "parquet"
+    format: Format = "parquet"
     """`parquet` (a folder of files), `delta` (a Delta table) or `iceberg` (an Iceberg table)."""
     mode: Mode = "error"
     """`error`: the output must not exist. `append`: the release is added to what a table holds.
@@ -395,8 +410,9 @@ class Target(Document):
     catalog: Catalog | None = None
     """The catalog that knows the Iceberg table."""
     partition_by: list[str] | None = Field(default=None, min_length=1)
-    """The partition columns of the table: kept columns. Each file holds one combination of their
-    values.
+    """The partition columns: kept columns. Each file holds one combination of their values. The log
+    of a table has them; with `parquet` they stand in the names of folders (`day=2026-01-31`), and in
+    no file.
     """
     model: bool = False
     """Whether the fitted model is published beside the release, so that more records can be drawn
@@ -408,10 +424,6 @@ class Target(Document):
         if self.format == "parquet" and self.mode != "error":
             raise ValueError(
                 f"`mode: {self.mode}` belongs to tables; set `format: delta` or `format: iceberg`"
-            )
-        if self.format == "parquet" and self.partition_by is not None:
-            raise ValueError(
-                "`partition_by` belongs to tables; set `format: delta` or `format: iceberg`"
             )
         if len(set(self.partition_by or ())) < len(self.partition_by or ()):
             raise ValueError("`partition_by` names a column twice")
@@ -436,9 +448,10 @@ class Target(Document):
 
     def open(self, output: Folder, series: str | None = None) -> Publication:
         """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
-        if self.format == "parquet":
-            return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
         by = tuple(self.partition_by or ())
+        if self.format == "parquet":
+            kind = LocalFolder if output.is_local else StoreFolder
+            return kind(output, series, by)
         log: DeltaLog | IcebergLog = DeltaLog(output, by)
         if self.table is not None and self.catalog is not None:
             log = IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True), by)

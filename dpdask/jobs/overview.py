@@ -10,6 +10,7 @@ from typing import Any
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.io.folders import list_files, remove_file
 from dpdask.io.shards import META, list_manifests
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import NAME_DIGITS
@@ -109,7 +110,7 @@ def _sweep_output(state: RunState, *, remove: bool) -> list[Leftover]:
             if state.read_unfinished() is not None:
                 raise TemporaryError("a run has begun", state.output.url, "sweep again later")
             for place in _list_unnamed(state.output):
-                state.output.remove(place.rpartition("/")[2])
+                remove_file(state.output, place.removeprefix(f"{state.output.url}/"))
             state.remove_rest()
     outcome = "removed" if remove else "would be removed"
     return [Leftover(place=place, outcome=outcome) for place in places]
@@ -117,7 +118,7 @@ def _sweep_output(state: RunState, *, remove: bool) -> list[Leftover]:
 
 def _list_unnamed(output: Folder) -> Iterator[str]:
     """Yield the shards of runs in a published output that no manifest names."""
-    names = [name for name in output.names() if _SHARD.fullmatch(name)]
+    names = [name for name in list_files(output) if _SHARD.fullmatch(name.rpartition("/")[2])]
     with suppress(OutputError):  # a manifest that cannot be read may name them
         manifests = list_manifests(output) if names else []
         named = {shard.name for manifest in manifests for shard in manifest.shards}

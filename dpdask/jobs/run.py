@@ -35,6 +35,7 @@ from dpdask.errors import (
     TemporaryError,
 )
 from dpdask.io.files import LOG_FOLDERS
+from dpdask.io.folders import list_files
 from dpdask.io.shards import (
     CARD_NAME,
     CROISSANT_NAME,
@@ -629,7 +630,8 @@ def status(output_url: str) -> Status:
     left = state.read_unfinished()
     if left is not None and not state.is_committed():
         staging = state.staging(left.run_id)
-        names, ending = staging.shards.names(), staging.place(".parquet")
+        names = list_files(staging.shards) if staging.in_folders else staging.shards.names()
+        ending = staging.place(".parquet")
         return Status(
             stage=left.stage,
             n_shards=sum(name.endswith(ending) for name in names),

@@ -260,8 +260,7 @@ class Job:
         self.file, self.schema = file, schema
         self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
-        if takes_in(self.input_url, self.output_url):
-            raise _refuse_inside()
+        self.check_outside(self.input_url)
         place, _, rest = self.output_url.partition("://")
         if place in _BUCKETS and "/" not in rest:
             what = "a bucket itself cannot be the output: the run's state lies beside it"
@@ -290,11 +289,25 @@ class Job:
                     update={"output": file.output.model_copy(update={"mode": "append"})}
                 )
 
+    def check_outside(self, url: str) -> None:
+        """Check that a table that is read does not include what is written."""
+        output = self.file.output
+        n_folders = len(output.partition_by or ()) if output.format == "parquet" else 0
+        if takes_in(url, self.output_url, n_folders):
+            what = "the output lies inside the input, where the next run would read it"
+            raise SpecError(what, "output.path", "choose another folder")
+
     def _check_partitions(self) -> None:
         for name in self.file.output.partition_by or ():
             if not self.mechanism.releases_rows or name not in self.schema.kept:
-                what = f"{name!r} is not a kept column, and a partition's value stands in the table's log as it is"
+                what = (
+                    f"{name!r} is not a kept column, and a partition's value is published as it is"
+                )
                 hint = "name columns whose role is keep"
+                raise SpecError(what, "output.partition_by", hint)
+            if self.file.output.format == "parquet" and name.startswith(("_", ".")):
+                what = f"readers pass over folders whose names begin as {name!r} does"
+                hint = "partition by another column, or write a Delta or an Iceberg table"
                 raise SpecError(what, "output.partition_by", hint)
 
     def _check_growing(self) -> None:
@@ -350,8 +363,7 @@ class Job:
     def _place(self, parameter: str, path: str, base: Path) -> str:
         """Return the URL of a public table; it is an input too, so the output may not lie in it."""
         url = absolute_url(path, base)
-        if takes_in(url, self.output_url):
-            raise _refuse_inside()
+        self.check_outside(url)
         if takes_in(url, self.input_url) or takes_in(self.input_url, url):
             what = "the public table contains the private one or lies inside it, so protected rows would be their own reference"
             raise SpecError(what, f"`{parameter}`", "name another table")
@@ -673,9 +685,8 @@ class JobTable:
         """Check the values of the output's partition columns, if it has some; these columns are read."""
         output = job.file.output
         if output.partition_by is not None:
-            takes_empty = output.format != "delta"
             by = output.partition_by
-            check_partitions(self.table.fragments, self.work, by, takes_empty=takes_empty)
+            check_partitions(self.table.fragments, self.work, by, output.format)
 
     def check(self, job: Job, publication: Publication) -> None:
         """Check that there is something to release, and that the output can hold it."""
@@ -701,11 +712,6 @@ def check_apart(public: InputTable, versions: Set[str]) -> None:
         raise _refuse_shared()
 
 
-def _refuse_inside() -> SpecError:
-    what = "the output lies inside the input, where the next run would read it"
-    return SpecError(what, "output.path", "choose another folder")
-
-
 def _refuse_shared() -> SpecError:
     what = "the public table shares a file with the private one, so protected rows would be their own reference"
     return SpecError(what, "`reference.path`", "name another table")
@@ -727,8 +733,7 @@ def open_table(job: Job, secrets: Folder, find: Callable[[], InputTable] | None 
     """
     table = job.discover() if find is None else find()
     # only its catalog knows where an Iceberg table lies
-    if takes_in(table.location, job.output_url):
-        raise _refuse_inside()
+    job.check_outside(table.location)
     public_rows = None if job.mechanism.n_rows_private else table.n_rows
     mechanism = job.mechanism.with_rows(lambda: public_rows)
     work = make_table_work(mechanism, table.schema, secrets)

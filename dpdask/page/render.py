@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from dpdask.archive import Named
 from dpdask.codec import is_real
 from dpdask.errors import OutputError
 from dpdask.html import read_file, read_style, render_page
+from dpdask.io.folders import name_folders, split_folders
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -49,7 +51,6 @@ _EVERY_SHARD = {
     "@id": "shards",
     "name": "shards",
     "encodingFormat": _PARQUET,
-    "includes": "../*.parquet",
 }
 
 
@@ -102,17 +103,19 @@ def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
         for shard in manifest.shards[:MAX_FILES]
     ]
     one = len(files) == 1
-    content["distribution"] = files if one else [*files, _EVERY_SHARD]
+    in_folders = split_folders(manifest.shards[0].name) if manifest.shards else {}
+    every = {**_EVERY_SHARD, "includes": f"../{'*/' * len(in_folders)}*.parquet"}
+    content["distribution"] = files if one else [*files, every]
     if types is not None:
-        kind, place = ("fileObject", files[0]) if one else ("fileSet", _EVERY_SHARD)
+        kind, place = ("fileObject", files[0]) if one else ("fileSet", every)
         source = {kind: {"@id": place["@id"]}}
-        fields = [_describe_field(card, field, source) for field in types]
+        fields = [_describe_field(card, field, source, field.name in in_folders) for field in types]
         rows = {"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}
         content["recordSet"] = [rows]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _describe_field(card: Card, field: pa.Field, source: Named) -> Content:
+def _describe_field(card: Card, field: pa.Field, source: Named, in_folders: bool) -> Content:
     found: Content = {
         "@type": "cr:Field",
         "@id": f"rows/{field.name}",
@@ -129,7 +132,11 @@ def _describe_field(card: Card, field: pa.Field, source: Named) -> Content:
         "sc:DateTime": pa.types.is_timestamp,
     }
     found["dataType"] = next((name for name, is_ in known.items() if is_(field.type)), "sc:Text")
-    return found | {"source": {**source, "extract": {"column": field.name}}}
+    read: Content = {"extract": {"column": field.name}}
+    if in_folders:
+        pattern = f"{re.escape(name_folders({field.name: ''}))}([^/]*)/"
+        read = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": pattern}}
+    return found | {"source": {**source, **read}}
 
 
 MAX_COLUMNS = 50

@@ -159,6 +159,21 @@ def test_what_a_table_takes_in(url, folder, expected):
     assert takes_in(url, folder) == expected
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file:///a/*/*.parquet", False),
+        ("file:///a/*/*/*/*.parquet", True),
+        ("file:///a/*/day=1/*/*.parquet", True),
+        ("file:///b/*/day=1/*/*.parquet", False),
+        ("file:///a/**/*.parquet", True),
+        ("file:///a/**/*.csv", False),
+    ],
+)
+def test_a_table_takes_in_folders_of_values(url, expected):
+    assert takes_in(url, "file:///a/out", 2) == expected
+
+
 # ---- identities
 
 

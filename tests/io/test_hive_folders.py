@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.errors import DataError, DpdaskError, InputError
-from dpdask.io.files import split_folders
 from dpdask.io.filesystems import mask
+from dpdask.io.folders import split_folders
 from dpdask.io.fragments import discover, read_batches, row_group_ranges
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema

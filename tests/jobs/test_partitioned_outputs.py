@@ -279,12 +279,8 @@ def test_what_is_not_kept_is_no_partition(tmp_path, source):
     )
     with pytest.raises(SpecError, match="is not a kept column"):
         load(made)
-    for changes, line in (
-        ({"output__format": "parquet"}, "`partition_by` belongs to tables"),
-        ({"output__partition_by": ["day", "day"]}, "names a column twice"),
-    ):
-        done = call_cli("validate", written(tmp_path, source, **changes))
-        assert (done.returncode, line in error_line(done)) == (64, True)
+    done = call_cli("validate", written(tmp_path, source, output__partition_by=["day", "day"]))
+    assert (done.returncode, "names a column twice" in error_line(done)) == (64, True)
     floats = pq.read_table(source / "part-0.parquet").append_column("f", pa.array([0.5] * 300))
     for path in source.iterdir():
         path.unlink()
