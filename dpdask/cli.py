@@ -200,9 +200,8 @@ def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, s
 @options.scheduler
 @click.option(
     "--metrics",
-    "metrics_file",
-    metavar="FILE",
-    help="Keep the state of the run in this file, in Prometheus' text format.",
+    metavar="FILE|[HOST:]PORT",
+    help="Keep the state of the run in this file, or at this port of this machine, in Prometheus' text format.",
 )
 @options.log_format
 def run(
@@ -210,7 +209,7 @@ def run(
     settings: dict[str, str],
     as_json: bool,
     scheduler: str | None,
-    metrics_file: str | None,
+    metrics: str | None,
     log_format: LogFormat,
 ) -> None:
     """Run a job, or resume it; a finished job is not changed."""
@@ -219,15 +218,15 @@ def run(
     from dpdask.terminal.texts import describe_outcome
 
     with (
-        keep_metrics(metrics_file, _find_code, _warn) as metrics,
-        show_progress(log_format, metrics) as report,  # before anything that is slow to import
+        keep_metrics(metrics, _find_code, _warn) as kept,
+        show_progress(log_format, kept) as report,  # before anything that is slow to import
     ):
         loaded, warned, outcome = _run(partial(_load, job, settings), scheduler, report)
         balance = _read_balance(loaded)
-        if metrics is not None:
+        if kept is not None:
             dataset = "" if loaded.ledger is None else loaded.ledger.dataset
-            metrics.name(loaded.file.name)
-            metrics.tell(released=outcome.status != "nothing new", balance=balance, dataset=dataset)
+            kept.name(loaded.file.name)
+            kept.tell(released=outcome.status != "nothing new", balance=balance, dataset=dataset)
     promised, mechanism = loaded.file.privacy, outcome.mechanism or loaded.mechanism
     described = mechanism.description
     result = {

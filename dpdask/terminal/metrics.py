@@ -1,24 +1,32 @@
-"""The state of a run as metrics in a file, in the text format that Prometheus reads."""
+"""The state of a run as metrics in a file or at a port, in the text format that Prometheus reads."""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 from dpdask.terminal.progress import StageShown
 from dpdask.version import __version__
 
 _PAUSE_SECONDS = 5.0
+_PAGE = "/metrics"
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PORT = re.compile(r"(?:(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):)?(?P<port>\d{1,5})")
 _LINE_ENDS = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _TOLD = {
     "run_info": "The job, and the version of dpdask that runs it.",
     "run_started_timestamp_seconds": "When the run started.",
-    "run_updated_timestamp_seconds": "When the driver last wrote this file: every 5 seconds.",
+    "run_updated_timestamp_seconds": "When the driver last wrote this: at least every 5 seconds, or when it is asked.",
     "run_seconds": "How long the run has lasted.",
     "run_running": "Whether the run is at work.",
     "run_stage_seconds": "How long a stage has lasted.",
@@ -31,27 +39,122 @@ _TOLD = {
 }
 
 
+class _File:
+    """A file that is written every few seconds, and when it is told; each time it is replaced as a whole."""
+
+    def __init__(self, path: str, tell: Callable[[], str]) -> None:
+        self._path, self._tell = Path(path), tell
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self.fault = ""
+        self.update()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.update()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(_PAUSE_SECONDS):
+            self.update()
+
+    def update(self) -> None:
+        beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
+        with self._lock:
+            try:
+                # no link that another user has made in a folder of all users is followed
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                with os.fdopen(os.open(beside, flags, 0o644), "w", encoding="utf-8") as file:
+                    file.write(self._tell())
+                beside.replace(self._path)
+                self.fault = ""
+            except OSError as error:  # no reason for a run to fail
+                self.fault = error.strerror or type(error).__name__
+                with suppress(OSError):  # the place is no folder, or the file another user's
+                    beside.unlink(missing_ok=True)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, tell: Callable[[], str]) -> None:
+        class Page(BaseHTTPRequestHandler):
+            timeout = _PAUSE_SECONDS
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != _PAGE:
+                    self.send_error(HTTPStatus.NOT_FOUND)
+                    return
+                content = tell().encode()
+                self.send_response(HTTPStatus.OK)
+                self.send_header("Content-Type", _CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), Page)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without looking for a name of this machine
+
+    def handle_error(self, *_: Any) -> None:
+        pass  # a reader that went away
+
+
+class _Port:
+    """A page at a port, by default of this machine alone, as long as the run lasts."""
+
+    fault = ""
+
+    def __init__(self, host: str, port: int, tell: Callable[[], str]) -> None:
+        self._server: _Server | None = None
+        try:
+            self._server = _Server(host, port, tell)
+        except (OSError, OverflowError) as error:  # no reason for a run to fail
+            self.fault = getattr(error, "strerror", None) or "no such address"
+            return
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def update(self) -> None:
+        """Do nothing: the page is made when it is asked for."""
+
+
 class Metrics:
-    """Writes a file of metrics every few seconds, and when a stage ends; each time it is replaced as a whole.
+    """Keeps metrics of a run in a file (a path), or at a port (`PORT` or `HOST:PORT`).
 
     Privacy
     -------
     Numbers of rows are given only where they are public. The exit code may depend on private rows, so
-    readers of the file are stewards.
+    readers are stewards.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path, self._began = Path(path), time.time()
+    def __init__(self, place: str) -> None:
+        self._began = time.time()
         self._stages: dict[str, StageShown] = {}
         self._about: dict[str, str] = {"version": __version__}
         self._known: dict[str, dict[tuple[str, str] | None, float]] = {}
         self._code: int | None = None
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        # what kept the file from being written last; empty if nothing did
-        self.fault = ""
-        self._write()
-        self._thread = threading.Thread(target=self._repeat, daemon=True)
-        self._thread.start()
+
+        def tell() -> str:
+            return "".join(self._list_lines())
+
+        found = _PORT.fullmatch(place)
+        self._place: _File | _Port = _File(place, tell) if found is None else _serve(found, tell)
+
+    @property
+    def fault(self) -> str:
+        """What kept the metrics from being told last; empty if nothing did."""
+        return self._place.fault
 
     def show(self, stage: StageShown) -> None:
         """Take a stage that begins or goes on."""
@@ -60,7 +163,7 @@ class Metrics:
     def end(self, stage: StageShown) -> None:
         """Take a stage that has ended."""
         self._stages[stage.name] = stage
-        self._write()
+        self._place.update()
 
     def name(self, job: str) -> None:
         """Take the name of the job."""
@@ -75,33 +178,12 @@ class Metrics:
                 self._known[f"dataset_epsilon_{name}"] = {("dataset", dataset): amount}
 
     def close(self, code: int) -> None:
-        """Write the file for the last time."""
+        """Tell the exit code in the file, or close the port."""
         self._code = code
-        self._ended.set()
-        self._thread.join()
-        self._write()
-
-    def _repeat(self) -> None:
-        while not self._ended.wait(_PAUSE_SECONDS):
-            self._write()
-
-    def _write(self) -> None:
-        beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
-        with self._lock:
-            try:
-                # no link that another user has made in a folder of all users is followed
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-                with os.fdopen(os.open(beside, flags, 0o644), "w", encoding="utf-8") as file:
-                    file.write("".join(self._list_lines()))
-                beside.replace(self._path)
-                self.fault = ""
-            except OSError as error:  # no reason for a run to fail
-                self.fault = error.strerror or type(error).__name__
-                with suppress(OSError):  # the place is no folder, or the file another user's
-                    beside.unlink(missing_ok=True)
+        self._place.close()
 
     def _list_lines(self) -> Iterable[str]:
-        """Return the lines of the file: of each metric what it means, and its values."""
+        """Return the lines: of each metric what it means, and its values."""
         now, stages = time.time(), [*self._stages.values()]
         parts = [(each, each.done / each.total) for each in stages if each.total]
         label = "stage"
@@ -120,7 +202,7 @@ class Metrics:
             "run_exit_code": {} if self._code is None else {None: float(self._code)},
             **self._known,
         }
-        about = ",".join(f"{key}={_quote(value)}" for key, value in sorted(self._about.items()))
+        about = ",".join(f"{key}={_quote(value)}" for key, value in sorted(dict(self._about).items()))
         for name, meaning in _TOLD.items():
             found = values.get(name, {})
             lines = [
@@ -133,6 +215,10 @@ class Metrics:
                 yield from lines
 
 
+def _serve(found: re.Match[str], tell: Callable[[], str]) -> _Port:
+    return _Port((found["host"] or "127.0.0.1").strip("[]"), int(found["port"]), tell)
+
+
 def _write_labels(label: tuple[str, str] | None) -> str:
     return "" if label is None else f"{{{label[0]}={_quote(label[1])}}}"
 
@@ -143,13 +229,13 @@ def _quote(value: str) -> str:
 
 @contextmanager
 def keep_metrics(
-    path: str | None, find_code: Callable[[BaseException], int], warn: Callable[[str], None]
+    place: str | None, find_code: Callable[[BaseException], int], warn: Callable[[str], None]
 ) -> Iterator[Metrics | None]:
-    """Keep metrics in a file until the block ends, last with the exit code; nothing of that fails a run."""
-    if path is None:
+    """Keep metrics in a file or at a port until the block ends; nothing of that fails a run."""
+    if place is None:
         yield None
         return
-    metrics, code = Metrics(path), 0
+    metrics, code = Metrics(place), 0
     try:
         yield metrics
     except BaseException as error:
@@ -158,4 +244,4 @@ def keep_metrics(
     finally:
         metrics.close(code)
         if metrics.fault:
-            warn(f"the metrics could not be written ({metrics.fault})")
+            warn(f"the metrics could not be kept ({metrics.fault})")

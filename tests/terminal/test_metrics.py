@@ -3,11 +3,16 @@
 import errno
 import json
 import os
+import socket
+import subprocess
 import threading
 import time
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import psutil
 import pytest
-from e2e.helpers import RATINGS_SCHEMA, call_cli, lake, write_job
+from e2e.helpers import RATINGS_SCHEMA, call_cli, command, lake, write_job
 from prometheus_client.parser import text_string_to_metric_families
 
 from dpdask.engine.account import open_ledger
@@ -18,9 +23,28 @@ from dpdask.terminal.progress import StageShown
 ROWS = [331, 406]
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def listeners(port):
+    """Return the addresses at which somebody listens to a port."""
+    return [
+        each.laddr.ip
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    ]
+
+
 def read(path):
     """Return the value of each metric, by its name and labels."""
-    families = [*text_string_to_metric_families(path.read_text(encoding="utf-8"))]
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(text):
+    families = [*text_string_to_metric_families(text)]
     assert all(family.documentation and family.type == "gauge" for family in families)
     return {
         (sample.name.removeprefix("dpdask_"), *sample.labels.values()): sample.value
@@ -134,7 +158,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, source):
     assert done.returncode == 0
     warned = [json.loads(line) for line in done.stderr.splitlines() if '"warning"' in line]
     assert [each["warning"] for each in warned] == [
-        f"the metrics could not be written ({os.strerror(2)})"
+        f"the metrics could not be kept ({os.strerror(2)})"
     ]
     # neither hides what a run fails with
     for place in (tmp_path, ""):
@@ -159,3 +183,92 @@ def test_a_file_in_the_way_that_cannot_be_removed_is_a_warning(tmp_path):
     metrics = Metrics(str(tmp_path / "run.prom"))
     metrics.close(0)
     assert metrics.fault == "Is a directory"
+
+
+def test_a_port_of_this_machine_tells_the_state_until_the_run_ends(tmp_path, source):
+    port = free_port()
+    job = write_job(tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA)
+    seen = []
+    with subprocess.Popen(
+        command("run", job, "--metrics", port),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        for _ in driver.stderr:
+            if driver.poll() is None and not seen:
+                assert listeners(port) == ["127.0.0.1"]
+                with urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+                    assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+                    seen.append(parse(page.read().decode()))
+        assert driver.wait(100) == 0
+    [found] = seen
+    assert found["run_running",] == 1
+    assert ("run_exit_code",) not in found
+    assert found["run_updated_timestamp_seconds",] <= time.time()
+    assert listeners(port) == []
+    assert not (tmp_path / str(port)).exists()
+
+
+def test_a_page_has_the_newest_numbers_and_there_is_no_other_one():
+    port = free_port()
+    served = Metrics(f"localhost:{port}")
+    try:
+        served.show(StageShown("count", total=4, done=1, rows=1000))
+        for done in (1, 3):
+            served.show(StageShown("count", total=4, done=done, rows=1000))
+            with urlopen(f"http://127.0.0.1:{port}/metrics?x=1") as page:
+                assert parse(page.read().decode())["run_stage_rows", "count"] == 250 * done
+        for path in ("", "/", "/metrics/", "/etc/passwd", "/../metrics"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(f"http://127.0.0.1:{port}{path}")
+        # a reader that goes away, and one that says nothing, disturb nobody
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(b"GET /metrics HTTP/1.0\r\n")
+        with (
+            socket.create_connection(("127.0.0.1", port)),
+            urlopen(f"http://127.0.0.1:{port}/metrics") as page,
+        ):
+            assert page.status == 200
+    finally:
+        served.close(0)
+    assert listeners(port) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "listens"),
+    [("{}", "127.0.0.1"), ("0.0.0.0:{}", "0.0.0.0"), ("[::1]:{}", "::1")],
+)
+def test_who_wants_another_address_names_it(place, listens):
+    port = free_port()
+    served = Metrics(place.format(port))
+    assert listeners(port) == [listens]
+    served.close(0)
+    assert (listeners(port), served.fault) == ([], "")
+
+
+def test_a_port_that_cannot_be_had_is_a_warning(tmp_path, source):
+    job = write_job(tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = call_cli("run", job, "--metrics", port)
+    assert done.returncode == 0
+    assert f"the metrics could not be kept ({os.strerror(errno.EADDRINUSE)})" in done.stderr
+    for place in ("99999", "no.such.host.invalid:9100"):
+        served = Metrics(place)
+        served.close(0)
+        assert served.fault
+
+
+def test_private_numbers_of_rows_are_at_no_port():
+    """What the page tells is what the file tells: one function makes both."""
+    port = free_port()
+    served = Metrics(str(port))
+    served.show(StageShown("count", total=4, done=1, rows=None))
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        found = parse(page.read().decode())
+    served.close(0)
+    assert found["run_stage_done_ratio", "count"] == 0.25
+    assert not [key for key in found if key[0] == "run_stage_rows"]
