@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -275,6 +276,86 @@ def leave(server, name, job):
     metadata = {"name": name, "namespace": "dpdask", "labels": {"dpdask.org/job": job}}
     kind = {"apiVersion": "kubernetes.dask.org/v1", "kind": "DaskCluster"}
     server.clusters[name] = {**kind, "metadata": metadata, "spec": {}}
+
+
+# as the API server: what is created must be new, and a Job never changes
+KUBECTL = f"""#!{sys.executable}
+import json, sys, yaml
+from pathlib import Path
+words, kept = [each for each in sys.argv[1:] if each not in ("-n", "dpdask")], Path(__file__).parent / "kept"
+if words[0] == "logs":
+    assert (kept / words[-1].replace("/", " ")).exists()
+    raise SystemExit
+if words[:2] == ["create", "configmap"]:
+    assert "--dry-run=client" in words
+    data = {{Path(each[12:]).name: Path(each[12:]).read_text() for each in words if each.startswith("--from-file=")}}
+    print(json.dumps({{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {{"name": words[2]}}, "data": data}}))
+    raise SystemExit
+for given in yaml.safe_load_all(sys.stdin):
+    metadata = given["metadata"]
+    metadata.setdefault("name", metadata.pop("generateName", "") + f"{{len([*kept.iterdir()]):05d}}")
+    place = kept / f"{{given['kind'].lower()}} {{metadata['name']}}"
+    assert not place.exists() or (words[0] == "apply" and given["kind"] != "Job"), "AlreadyExists"
+    place.write_text(json.dumps(given))
+    print(place.name.replace(" ", "/"))
+"""
+
+
+def test_two_jobs_one_after_another_by_the_readme(job, tmp_path):
+    """Both drivers make a cluster that the operator takes, with a name and an owner of its own, and remove it."""
+    (tmp_path / "bin" / "kept").mkdir(parents=True)
+    (tmp_path / "bin" / "kubectl").write_text(KUBECTL)
+    (tmp_path / "bin" / "kubectl").chmod(0o755)
+    (tmp_path / "cluster").symlink_to(ROOT / "cluster")
+    for name in ("job.yaml", "schema.yaml"):
+        (tmp_path / name).write_text((job.parent / name).read_text())
+    blocks = re.findall(r"```bash\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    [each_run] = [block for block in blocks if "kubectl create -f -" in block]
+    schema = strict(resource_type()["properties"]["spec"])
+    with kubernetes.serving(tmp_path) as (server, around):
+        for number in (1, 2):
+            around |= {
+                "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+                "image": f"r/dpdask:{number}",
+            }
+            script = ["bash", "-euo", "pipefail", "-c", each_run]
+            subprocess.run(script, cwd=tmp_path, env={**os.environ, **around}, check=True)
+            made = sorted((tmp_path / "bin" / "kept").glob("job *"))
+            assert len(made) == number
+            given = json.loads(made[-1].read_text())
+            check_keys(given)
+            [container] = given["spec"]["template"]["spec"]["containers"]
+            assert container["image"] == f"r/dpdask:{number}"
+            [content] = (tmp_path / "bin" / "kept").glob("configmap *")
+            files = json.loads(content.read_text())["data"]
+            place = tmp_path / f"pod-{number}"  # with the files of the config map
+            place.mkdir()
+            for name, text in files.items():
+                (place / name).write_text(text)
+            name = given["metadata"]["name"]
+            pod = {
+                "DPDASK_POD_NAME": f"{name}-x",
+                "DPDASK_POD_UID": f"uid-{number}",
+                "DPDASK_POD_JOB": name,
+            }
+            words = command(
+                "run", place / "job.yaml", "--set", f"cluster.manifest={place / 'cluster.yaml'}"
+            )
+            ended = subprocess.run(
+                words,
+                env={**os.environ, **around, **pod},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (ended.returncode, len(server.made), server.clusters) == (75, number, {}), (
+                ended.stderr
+            )
+    for number, cluster in enumerate(server.made, 1):
+        jsonschema.validate(cluster["spec"], schema)
+        assert f"r/dpdask:{number}" in json.dumps(cluster["spec"])
+        assert cluster["metadata"]["ownerReferences"][0]["uid"] == f"uid-{number}"
+    assert len({each["metadata"]["name"] for each in server.made}) == 2
 
 
 @pytest.mark.matrix("machine lost", "the pod of a driver")
