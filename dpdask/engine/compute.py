@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import ctypes
 import functools
+import math
 import os
 import queue
 import sys
@@ -34,6 +35,7 @@ from dpdask.io.filesystems import set_options
 from dpdask.io.parquet import FOOTERS
 from dpdask.startup import Stamp, finish_first
 from dpdask.stats.statistic import FAN_IN
+from dpdask.steps import LOG
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,6 +51,8 @@ INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
 _ANSWER_SECONDS = 8.0  # for what needs no work: a process that takes longer is stopped, or lost
+_QUIET_SECONDS = 12.0  # without a sign of life
+_SIGNS_A_SECOND = 50  # of many workers each gives a sign less often
 _AGAIN_SECONDS = 5.0  # for one that is asked a second time, alone
 _CLEANING_SECONDS = 3.0  # what is told to workers at the end reaches them, waited for or not
 _PING = {"op": "versions", "packages": []}  # which Dask answers itself, without a thread of tasks
@@ -353,15 +357,38 @@ class Window:
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
     """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker, or no word of the scheduler came, for long."""
-    heard = time.monotonic()
+    heard, seen = time.monotonic(), dict[str, tuple[float, float]]()
     while time.monotonic() - heard < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
         try:
             return step()
         except (queue.Empty, TimeoutError):
             with suppress(TimeoutError):
-                if list_workers(client):
+                if workers := list_workers(client):
                     heard = time.monotonic()
+                    _tell_quiet(workers, seen)
     raise TimeoutError
+
+
+def _tell_quiet(workers: Mapping[str, Any], seen: dict[str, tuple[float, float]]) -> None:
+    """Tell the log of workers whose sign of life has not come for some seconds, once: the scheduler gives them up after minutes.
+
+    Parameters
+    ----------
+    seen
+        Of each worker its last sign, by the scheduler's clock, and when this process first heard of
+        it, or infinity if it was told of.
+    """
+    now = time.monotonic()
+    for address, worker in workers.items():
+        if address not in seen or seen[address][0] != worker["last_seen"]:
+            seen[address] = worker["last_seen"], now
+    patience = _QUIET_SECONDS + len(workers) / _SIGNS_A_SECOND
+    quiet = [address for address in sorted(workers) if now - seen[address][1] > patience]
+    if quiet:
+        names = list_names([_name_worker(each, workers[each]) for each in quiet], _MOST_NAMED)
+        asked = f"{len(quiet)} of {say_count(len(workers), 'worker')}"
+        LOG.info("waiting for %s that give no sign of life: %s", asked, names)
+        seen |= {address: (seen[address][0], math.inf) for address in quiet}
 
 
 Progress = Callable[[str, int, int], None]

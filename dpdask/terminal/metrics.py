@@ -202,7 +202,9 @@ class Metrics:
             "run_exit_code": {} if self._code is None else {None: float(self._code)},
             **self._known,
         }
-        about = ",".join(f"{key}={_quote(value)}" for key, value in sorted(dict(self._about).items()))
+        about = ",".join(
+            f"{key}={_quote(value)}" for key, value in sorted(dict(self._about).items())
+        )
         for name, meaning in _TOLD.items():
             found = values.get(name, {})
             lines = [

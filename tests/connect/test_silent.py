@@ -1,5 +1,6 @@
 """Workers that say nothing, or have no dpdask, beside a healthy one: a line that names them, and a scheduler that is as it was before."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 
+import dask
 import pytest
 from connect.processes import ROOT, hide_dpdask, python_path, running, worker_words
 from distributed import Client
@@ -18,10 +20,14 @@ from e2e.helpers import (
     hidden,
     lake,
     processes,
+    run_here,
     write_job,
 )
 
+from dpdask.engine import compute
 from dpdask.engine.account import open_ledger
+from dpdask.io.shards import Manifest
+from dpdask.io.storage import Folder
 
 SOON = 500.0  # seconds, on a busy machine: on a quiet one it takes 20; without deadlines it would not end
 
@@ -100,6 +106,41 @@ def test_a_frozen_worker_is_named_and_the_job_runs_once_it_answers(source, tmp_p
         assert describe(client) == before
 
 
+@pytest.mark.matrix("worker frozen", "while shards are written")
+@pytest.mark.more
+def test_a_worker_that_freezes_at_work_is_named_and_its_work_is_done_by_others(source, tmp_path):
+    """As soon as the driver waits for it alone; Dask gives it up later, here after 25 seconds, and starts another in its place."""
+    with dask.config.set({"distributed.scheduler.worker-ttl": "25s"}), open_scheduler(2) as client:
+        frozen = client.run(os.getpid)
+        job, place = charged_job(tmp_path, source, client)
+        lines, seconds = [], {}
+        with subprocess.Popen(
+            command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as driver:
+            assert driver.stderr is not None
+            for line in driver.stderr:
+                lines.append(line)
+                if '"stage": "write", "done": 0,' in line:
+                    address, pid = next(iter(frozen.items()))
+                    os.kill(pid, signal.SIGSTOP)
+                    seconds["frozen"] = time.monotonic()
+                if "give no sign of life" in line:
+                    seconds["told"] = time.monotonic()
+            ended = driver.wait(300)
+        assert ended == 0, lines
+        [told] = [json.loads(line)["step"] for line in lines if "sign of life" in line]
+        [name] = {"0", "1"} & set(told.split())
+        assert told == f"waiting for 1 of 2 workers that give no sign of life: {name} at {address}"
+        assert seconds["told"] - seconds["frozen"] < SOON
+        assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+    quiet = run_here(
+        write_job(
+            tmp_path / "quiet", source, tmp_path / "quiet" / "out", output__rows_per_shard=1000
+        )
+    )
+    assert len(quiet.manifest.shards) == len(Manifest.read(Folder(f"file://{tmp_path}/out")).shards)
+
+
 @pytest.mark.matrix("worker without dpdask")
 def test_a_worker_without_dpdask_is_told_of_and_may_join_afterwards(
     open_store, source, tmp_path, monkeypatch
@@ -161,3 +202,27 @@ def test_a_driver_that_is_terminated_leaves_the_scheduler_as_it_was(
         assert ended.returncode == 0, ended.stderr
         assert describe(client) == before
         assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+
+
+def test_a_worker_is_told_of_once_each_time_that_it_falls_silent(monkeypatch, caplog):
+    """Signs of life are compared by the scheduler's clock alone."""
+    now = [1000.0]
+    monkeypatch.setattr(compute.time, "monotonic", lambda: now[0])
+    seen = {}
+
+    def look(*signs):
+        now[0] += 5.0
+        caplog.clear()
+        workers = {
+            f"tcp://h:{number}": {"name": number, "last_seen": sign}
+            for number, sign in enumerate(signs)
+        }
+        compute._tell_quiet(workers, seen)
+        return [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+
+    with caplog.at_level("INFO", logger="dpdask.steps"):
+        assert [look(1, 7), look(2, 7), look(3, 7)] == [[], [], []]
+        assert look(4, 7) == ["1 at tcp://h:1"]
+        assert [look(5, 7), look(6, 7), look(7, 8), look(8, 8), look(9, 8)] == [[]] * 5
+        assert look(10, 8) == ["1 at tcp://h:1"]
+        assert [look(10), look(10), look(10)] == [[], [], ["0 at tcp://h:0"]]
