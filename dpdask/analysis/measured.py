@@ -86,14 +86,19 @@ class MeasuredAnswers:
         """Return the share of each level; see `Points.share`."""
         assert self.levels is not None
         parts = [self.column.share(each) for each in np.eye(len(self.levels))]
-        return _gather(parts, self.limits, pd.Index(list(self.levels), name=name))
+        found = _gather(parts, self.limits, pd.Index(list(self.levels), name=name))
+        return replace(found, drawn=(max(self.column.total, 1.0), 1.0))
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range; see `Points.histogram`."""
         parts = self.column.histogram(edges)
         index = index_ranges(edges, self.dates.get(name), name)
         is_cut = any(part.bias_bound > 0.0 for part in parts)
-        return _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index)
+        found, n = (
+            _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index),
+            self.column.total,
+        )
+        return replace(found, drawn=(max(n, 1.0), max(n, 1.0)))
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile; see `Points.quantile`."""

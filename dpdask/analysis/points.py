@@ -248,7 +248,8 @@ class Points:
             [name], lambda frame: find_levels(frame[name], levels, name), len(levels)
         )
         index = pd.Index(list(levels), name=name)
-        return self._result(*(pd.Series(part, index) for part in parts))
+        found = self._result(*(pd.Series(part, index) for part in parts))
+        return replace(found, drawn=(1.0 / self.sampling, 1.0))
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too."""
@@ -264,7 +265,8 @@ class Points:
         variance = error**2 + self.rank_noise.get(name, 0.0) ** 2 + around[:-1] + around[1:]
         parts = (p, np.sqrt(variance), bias)
         found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
-        return replace(found, limits=(*found.limits, _INSIDE)) if near.any() else found
+        limits = (*found.limits, *([_INSIDE] if near.any() else []))
+        return replace(found, limits=limits, drawn=(1.0 / self.sampling, self.n_rows))
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile of a column of numbers."""
@@ -336,7 +338,8 @@ class Points:
 
         parts = self._count([first, second], pair, math.prod(sizes))
         tables = (self.n_rows * part.reshape(sizes) for part in parts)
-        return self._result(*(pd.DataFrame(table, index, columns) for table in tables))
+        found = self._result(*(pd.DataFrame(table, index, columns) for table in tables))
+        return replace(found, drawn=(1.0 / self.sampling, self.n_rows))
 
     def slope(self, response: str, features: Sequence[str]) -> Result:
         """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out."""

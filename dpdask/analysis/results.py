@@ -47,6 +47,10 @@ class Result:
         From a number of standard errors to the ends of the interval, where these are not so far from
         the estimate: of a quantile the values at the ranks so far below and above it; of rows that
         are weighted by units further ends, where few units make most of the error. None of others.
+    drawn
+        Of shares and of numbers of rows, the number of rows n that were drawn, and the number N of which
+        the estimate is a part, 1 of a share: drawing gives a true y the variance y (N - y) / n. None
+        of other numbers.
     of_table
         Whether it is of the whole table, although the rows of each unit were bounded: they are
         weighted by published numbers of rows.
@@ -58,6 +62,7 @@ class Result:
     limits: tuple[str, ...] = ()
     possible: tuple[Any, Any] | None = None
     find_ends: Callable[[float], tuple[Any, Any]] | None = None
+    drawn: tuple[float, float] | None = None
     of_table: bool = False
 
     @classmethod
@@ -94,7 +99,7 @@ class Result:
         )
 
     def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
-        """Return the normal confidence interval, that of a quantile by ranks, widened by the bound on the bias.
+        """Return the normal confidence interval, that of a quantile by ranks and that of a share by its score, widened by the bound on the bias.
 
         Parameters
         ----------
@@ -109,6 +114,15 @@ class Result:
         SpecError
             If no standard error or no bound on the bias is known, or the confidence is not within 0
             to 1.
+
+        Notes
+        -----
+        The variance of the share of few rows depends on the share: the ends are those y that are so
+        many standard deviations of their own from the estimate. The noise has the same variance at all y.
+
+        References
+        ----------
+        Wilson, Probable inference, the law of succession, and statistical inference (1927).
         """
         if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
             raise SpecError(
@@ -130,6 +144,8 @@ class Result:
             if isinstance(error, pd.Series | pd.DataFrame):
                 error = error.where(error != error * 0)  # an error of 0 is not known
             low, high = self.estimate - deviations * error, self.estimate + deviations * error
+            if self.drawn is not None:
+                low, high = _find_score_ends(self.estimate, error, *self.drawn, deviations)
         # that of dates is a span of time, unless there is none
         if not ignore_bias and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
             low, high = low - self.bias_bound, high + self.bias_bound
@@ -277,6 +293,24 @@ def clip_to(numbers: Any, ends: tuple[Any, Any]) -> Any:
     if isinstance(numbers, pd.Series):
         return numbers.clip(*ends)
     return numbers if pd.isna(numbers) else min(max(numbers, ends[0]), ends[1])
+
+
+def _find_score_ends(
+    estimate: Any, error: Any, n_drawn: float, whole: float, deviations: float
+) -> tuple[Any, Any]:
+    """Return the solutions y of (estimate - y)² = deviations² (y (whole - y) / n_drawn + noise), what the error has more than the draw being noise."""
+    y = clip_to(estimate, (0.0, whole))
+    # no row at all may be one that was not drawn
+    least = clip_to(
+        y, (min(whole / n_drawn, whole / 2.0), max(whole - whole / n_drawn, whole / 2.0))
+    )
+    spread = least * (whole - least)
+    rate = np.minimum(1.0 / n_drawn, error**2 / spread)
+    noise = error**2 - rate * spread
+    own = deviations**2 * rate
+    centre = y + own * whole / 2.0
+    root = (centre**2 - (1.0 + own) * (y**2 - deviations**2 * noise)) ** 0.5
+    return (centre - root) / (1.0 + own), (centre + root) / (1.0 + own)
 
 
 def find_half(error: Any, bias: Any) -> float:

@@ -147,10 +147,7 @@ class OpenedRows(KeptColumns):
                 if self._levels(first) is None:
                     raise self._refusal(question, first)
                 if not joint and self._has_channel(first):
-                    return lambda: self._correct(
-                        first,
-                        lambda column, rows, near: column.distribution(rows, approximate=near),
-                    )
+                    return lambda: self._correct_share(first)
             case "histogram" | "quantile" if (
                 first in private and self._levels(first) is not None and not self._is_chain
             ):
@@ -337,6 +334,12 @@ class OpenedRows(KeptColumns):
             possible=possible,
         )
 
+    def _correct_share(self, name: str) -> Result:
+        found = self._correct(
+            name, lambda column, rows, near: column.distribution(rows, approximate=near)
+        )
+        return replace(found, drawn=(float(self.n_rows), 1.0))
+
     def _correct_crosstab(self, name: str, kept: str, first: bool) -> Result:
         found = self._correct(
             name, lambda column, rows, near: column.crosstab(rows, kept, approximate=near), kept
@@ -345,7 +348,7 @@ class OpenedRows(KeptColumns):
         rows_of_level = self.n_rows * self._read_margin(self._read_channel(name))[1]
         frame, sizes = found.estimate, found.estimate.sum(axis=1).to_numpy()
         most = pd.DataFrame(np.minimum.outer(sizes, rows_of_level), frame.index, frame.columns)
-        found = replace(found, possible=(0.0, most))
+        found = replace(found, possible=(0.0, most), drawn=(float(self.n_rows),) * 2)
         return found if first else _change_parts(found, lambda part: part.T)
 
     def _correct_slope(self, name: str, response: str, features: Sequence[str]) -> Result:
@@ -396,6 +399,7 @@ class OpenedRows(KeptColumns):
             bias_bound=parts[2],
             limits=(_FRECHET, *self._limits_of_units()),
             possible=(parts[3], parts[4]),
+            drawn=(float(self.n_rows),) * 2,
         )
         return found if first else _change_parts(found, lambda part: part.T)
 
@@ -444,7 +448,7 @@ class OpenedRows(KeptColumns):
         # no pair is more frequent than one of its levels
         possible = 0.0, shape(np.minimum.outer(*ends))
         found = _change_parts(found, shape)
-        return replace(found, possible=possible)
+        return replace(found, possible=possible, drawn=(float(self.n_rows),) * 2)
 
     def _read_margin(self, column: ReleasedColumn) -> tuple[Margin, Floats]:
         """Return what is known of a column in a table of pairs, and the largest share that each level may have."""

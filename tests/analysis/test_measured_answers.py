@@ -17,6 +17,7 @@ from scipy import stats
 import dpdask
 from dpdask.analysis.measured import MeasuredAnswers, average_margin, place_in_cells
 from dpdask.analysis.points import Points
+from dpdask.analysis.results import Result
 from dpdask.codec import codec_for
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.privacy.events import DiscreteGaussian
@@ -450,3 +451,41 @@ def test_files_of_counts_come_back_and_are_the_same_bytes(shelf):
         if len(json.loads(name.partition("]")[0] + "]")) == 2
     ]
     assert set(pairs) == {25}
+
+
+# ---- ends of the intervals of shares and numbers of rows
+
+
+@pytest.mark.parametrize("n_in", [0, 1, 5, 60, 199, 200])
+def test_an_interval_of_rows_that_are_drawn_without_noise_is_that_of_their_score(n_in):
+    n = 200
+    share = n_in / n
+    error = np.sqrt(max(share * (1.0 - share), (n - 1.0) / n**2) / n)
+    found = Result(
+        estimate=pd.Series([share, np.nan]),
+        standard_error=pd.Series([error, np.nan]),
+        drawn=(n, 1.0),
+    )
+    own = stats.binomtest(n_in, n).proportion_ci(0.95, "wilson")
+    low, high = found.interval()
+    np.testing.assert_allclose([low[0], high[0]], own, atol=1e-9)
+    assert low.isna()[1]
+    assert high.isna()[1]
+
+
+@pytest.mark.parametrize("estimate", [-30.0, 0.0, 4.0, 500.0, 1000.0])
+@pytest.mark.parametrize("error", [0.5, 3.0, 25.0])
+def test_ends_of_a_number_of_rows_are_as_far_from_the_estimate_as_their_own_errors_say(
+    estimate, error
+):
+    n = 1000.0
+    found = Result(estimate=pd.Series([estimate]), standard_error=pd.Series([error]), drawn=(n, n))
+    deviations = stats.norm.ppf(0.975)
+    y = min(max(estimate, 0.0), n)
+    least = min(max(y, 1.0), n - 1.0)
+    rate = min(1.0 / n, error**2 / (least * (n - least)))
+    noise = error**2 - rate * least * (n - least)
+    for end, side in zip(found.interval(), (-1.0, 1.0), strict=True):
+        own = rate * end[0] * (n - end[0]) + noise
+        assert (end[0] - y) ** 2 == pytest.approx(deviations**2 * own, abs=1e-6)
+        assert side * (end[0] - y) >= -1e-6
