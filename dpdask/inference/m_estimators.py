@@ -360,7 +360,7 @@ def huber(sample: WeightedSample, *, threshold: float = _HUBER, intercept: bool 
 def quantile_regression(
     sample: WeightedSample, tau: float = 0.5, *, intercept: bool = True
 ) -> Floats:
-    """Return the coefficients of the regression of the τ-quantile, by linear programming (scikit-learn's QuantileRegressor).
+    """Return the coefficients of the regression of the τ-quantile, by linear programming (HiGHS).
 
     Parameters
     ----------
@@ -374,21 +374,39 @@ def quantile_regression(
     Raises
     ------
     SpecError
-        On negative weights, with which the objective is not convex; if τ is not in (0, 1);
-        scikit-learn is missing.
+        On negative weights, with which the objective is not convex; if τ is not in (0, 1); if no
+        minimum is found.
+
+    Notes
+    -----
+    The dual program is solved: max y'a where X'a = (1 - τ) X'w and 0 <= a <= w. It has one equation
+    for each coefficient, not one for each point, and the coefficients are the prices of these.
 
     References
     ----------
-    Koenker and Hallock, Quantile regression (2001).
+    Koenker and Hallock, Quantile regression (2001); Koenker and Bassett, Regression quantiles
+    (1978), for the dual.
     """
     _refuse_negative(sample.weights, "quantile regression")
     _check_tau(tau)
-    return _fit_weighted(
-        "QuantileRegressor",
-        {"quantile": tau, "alpha": 0.0, "solver": "highs"},
-        sample,
-        intercept=intercept,
+    z, centre, spread = _standardise(sample, intercept=intercept)
+    used = sample.weights != 0.0
+    z, response, weights = z[used], sample.response[used], sample.weights[used]
+    # tolerances are absolute
+    weights = weights / weights.mean()
+    size = float(np.abs(response).max()) or 1.0
+    found = optimize.linprog(
+        -response / size,
+        A_eq=z.T,
+        b_eq=(1.0 - tau) * (weights @ z),
+        bounds=np.column_stack([np.zeros(len(weights)), weights]),
+        method="highs-ipm",  # with a crossover to a corner
+        options={"presolve": False},  # which took most of the time
     )
+    if found.status != 0:
+        what = "the fit did not converge: there may be no minimum"
+        raise _ill_posed(sample.weights, what, "quantile regression")
+    return _restore(-size * found.eqlin.marginals, centre, spread, intercept=intercept)
 
 
 def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
