@@ -31,6 +31,7 @@ from dpdask.inference.m_estimators import (
 from dpdask.inference.placed import PlacedTable
 from dpdask.inference.redraw import ThresholdedCells, keep_tails
 from dpdask.inference.tallies import Codes
+from dpdask.references.counts import IN_CELLS, label_table
 from dpdask.streams import RunKey, stream
 
 _WEIGHT = "weight"
@@ -132,7 +133,8 @@ class JointCells(OpenedPoints):
         names = asked.names
         if asked.kind not in ("slope", "fit") or asked.kind in self.refusals:
             answer = super()._plan(asked)
-            return partial(self._leave_unbounded, answer) if self._has_even_cells else answer
+            is_even = self._has_even_cells and self._table is None
+            return partial(self._leave_unbounded, answer) if is_even else answer
         self._check_no_texts(names[:1])
         self._check_no_dates(names)
         if asked.kind == "fit":
@@ -146,10 +148,36 @@ class JointCells(OpenedPoints):
 
         return slope
 
+    @cached_property
+    def _private(self) -> list[str]:
+        columns = self.content["columns"].items()
+        return [name for name, column in columns if column["role"] != "kept"]
+
+    @cached_property
+    def _table(self) -> Floats | None:
+        """The noisy counts of all cells, those below the threshold too, with an axis for each column; None where they are not published."""
+        names = self._private
+        rows = self._measured.get(label_table(*names) + IN_CELLS)
+        if rows is None:
+            return None
+        with self._check_counts():
+            sizes = [int(self._column(name)["cells"]) for name in names]
+            return rows["count"].to_numpy().astype(np.float64).reshape(sizes)
+
+    def _points(self, *names: str) -> Points:
+        if self._table is None:
+            return self._points_of_listed(*names)
+        deviation = self._noise["standard_deviation"]
+        return _sum_table(self, names, self._private, self._table, deviation)
+
+    def _points_of_listed(self, *names: str) -> Points:
+        """Return the points of some columns by the cells that are listed alone."""
+        raise NotImplementedError
+
     @property
     def _has_even_cells(self) -> bool:
         """Whether numbers were cut into many declared cells for the number of rows: most hold few rows and are left out, and no bound was seen to hold what that moves."""
-        private = [each for each in self.content["columns"].values() if each["role"] != "kept"]
+        private = [self._column(name) for name in self._private]
         n_cells = math.prod(int(column["cells"]) for column in private)
         n_rows = float(self.content["n_rows"]["value"] or 0.0)
         is_even = any("levels" not in each and "means" not in each for each in private)
@@ -387,7 +415,7 @@ class OpenedCells(JointCells):
         counts = np.bincount(cell, weights=cells[_WEIGHT]).astype(np.float64)
         return cells.groupby(cell, sort=True).nth(0), np.rint(counts)
 
-    def _points(self, *names: str) -> Points:
+    def _points_of_listed(self, *names: str) -> Points:
         cells, dates = self._read_cells()
         weights = cells[_WEIGHT].to_numpy(dtype=np.float64)
         cell, n_rows = self._number_cells(cells), self._count_rows(weights)
@@ -448,7 +476,7 @@ class OpenedRecordsOfCells(JointCells):
         counts = np.bincount(cell) * (self.content["mechanism"]["total_weight"] / len(rows))
         return rows.groupby(cell, sort=True).nth(0), counts
 
-    def _points(self, *names: str) -> Points:
+    def _points_of_listed(self, *names: str) -> Points:
         frame, weights = self._read(names), np.ones(self.n_rows)
         n_rows, (_, counts) = self._count_rows(weights), self._joint
         lost = 0.0 if self._cut is None else self._count_lost(counts, self._cut)
@@ -497,26 +525,14 @@ class OpenedTables(OpenedPoints):
     def _points(self, *names: str) -> Points:
         clique = self._find_table(names)
         label = " x ".join(clique)
-        rows, cells = self.to_pandas(["table", "count"]), self._list_cells(clique)
+        rows = self.to_pandas(["table", "count"])
         weights = rows["count"][rows["table"] == label].to_numpy(dtype=np.float64)
-        if len(weights) != len(cells):
+        if len(weights) != math.prod(int(self._column(name)["cells"]) for name in clique):
             what = "does not have the cells that its card says"
             raise InputError(what, f"table {label!r}", "copy the whole folder again")
-        frame, n_rows = cells[list(names)], self._count_rows(weights)
         deviation = self.content["accounting"]["noise"][label]["standard_deviation"]
-        noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
-        found = self._make_points(
-            frame,
-            weights,
-            n_rows,
-            noise=lambda _: noisy,
-            dates=self._find_scales(names),
-            fine=self._find_fine(names),
-        )
-        means = any("means" in self._column(name) for name in names)
-        middle = "the mean of the fine counts in it" if means else "its middle"
-        limits = (f"values of a range count as {middle}",) if found.ends else ()
-        return replace(found, limits=limits)
+        sizes = [int(self._column(name)["cells"]) for name in clique]
+        return _sum_table(self, names, clique, weights.reshape(sizes), deviation)
 
     def _find_table(self, names: Sequence[str]) -> list[str]:
         """Return the table with the fewest cells that has all columns."""
@@ -532,3 +548,17 @@ class OpenedTables(OpenedPoints):
         return min(
             found, key=lambda clique: math.prod(self._column(name)["cells"] for name in clique)
         )
+
+
+def _sum_table(
+    opened: OpenedPoints, names: Sequence[str], axes: Sequence[str], table: Floats, deviation: float
+) -> Points:
+    """Return the cells of some columns, by a table of more of them: noise adds up with the counts."""
+    summed = table.sum(axis=tuple(k for k, name in enumerate(axes) if name not in names))
+    kept = [name for name in axes if name in names]
+    counts = np.transpose(summed, [kept.index(name) for name in names]).ravel()
+    found = opened._points_of_table(names, counts, deviation * math.sqrt(table.size / counts.size))
+    means = any("means" in opened._column(name) for name in names)
+    middle = "the mean of the fine counts in it" if means else "its middle"
+    limits = (f"values of a range count as {middle}",) if found.ends else ()
+    return replace(found, limits=limits)

@@ -20,6 +20,7 @@ from dpdask.analysis.points import Points
 from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import (
     DateScale,
+    NoisyCells,
     cell_ends,
     find_scales,
     list_cells,
@@ -227,6 +228,22 @@ class OpenedPoints(OpenedRelease):
             ends=ends,
             bounds=self._bounds(list(columns)),
             **{"sampling": 1.0 / n_rows, **more},
+        )
+
+    def _points_of_table(
+        self, names: Sequence[str], counts: Floats, deviation: float, **more: Any
+    ) -> Points:
+        """Return the cells of the table of some columns, whose counts have independent noise."""
+        frame, n_rows = self._list_cells(names), self._count_rows(counts)
+        noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
+        return self._make_points(
+            frame,
+            counts,
+            n_rows,
+            noise=lambda _: noisy,
+            dates=self._find_scales(names),
+            fine=self._find_fine(names),
+            **more,
         )
 
     def _count_rows(self, weights: Floats) -> float:

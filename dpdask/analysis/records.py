@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,14 +103,4 @@ class OpenedRecords(OpenedPoints):
             found = average_pair(self._measured, (first, second), sizes)
         if found is None:
             return None
-        weights, variance = found
-        frame, n_rows = self._list_cells([first, second]), self._count_rows(weights)
-        noisy = NoisyCells(frame=frame, variance=variance / n_rows**2)
-        return self._make_points(
-            frame,
-            weights,
-            n_rows,
-            noise=lambda _: noisy,
-            dates=self._find_scales([first, second]),
-            fine=self._find_fine([first, second]),
-        )
+        return self._points_of_table([first, second], found[0], math.sqrt(found[1]))

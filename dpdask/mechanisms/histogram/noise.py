@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Context, Decimal
 from functools import lru_cache
 from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.arrays import Codes, Ints
@@ -22,6 +23,7 @@ from dpdask.privacy.events import (
     scale_events,
     to_dict,
 )
+from dpdask.references.counts import IN_CELLS, label_table, list_table_counts
 from dpdask.stats.marginals import Domain, JointCounts, codes_of, merge_cells, n_cells
 from dpdask.streams import Rng, RunKey, stream, words
 
@@ -306,7 +308,11 @@ class NoisyHistogram(Archived):
     """A noisy joint histogram as a weighted sample of its cells; safe to publish."""
 
     archive: ClassVar = Archive(
-        kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True
+        kind="noisy-histogram",
+        format=4,
+        noun="noisy histogram",
+        is_compressed=True,
+        oldest=3,  # without `every`
     )
 
     domain: Domain
@@ -315,6 +321,8 @@ class NoisyHistogram(Archived):
     cut: int | None  # the least count that was kept; None if all were
     keys: Counts  # increasing: the cells whose weight is not 0, as `keys_of` numbers them
     weights: Counts  # of that shape: n̂ after the threshold
+    # n̂ of all cells before the threshold, where it was drawn of all and they are few; else empty
+    every: Counts = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def event(self) -> Composed:
@@ -325,6 +333,18 @@ class NoisyHistogram(Archived):
     def total(self) -> int:
         """The sum of the weights."""
         return int(self.weights.sum())
+
+    def list_counts(self) -> tuple[pa.Table, ...]:
+        """Return the noisy counts of all cells, those below the threshold too, as `COUNTS` has them; none where not all were drawn.
+
+        Privacy
+        -------
+        The guarantee is that of noise in every cell; the threshold hides nothing.
+        """
+        if not len(self.every):
+            return ()
+        label = label_table(*self.domain.names) + IN_CELLS
+        return (list_table_counts(label, self.every, self.plan.cells),)
 
     def codes_at(self, start: int, stop: int) -> Codes:
         """Return the codes of some of the cells listed, of shape (n_attributes, stop - start), in the domain's code dtype."""
@@ -373,7 +393,7 @@ class NoisyHistogram(Archived):
             "plan": plan_,
             **events,
         }
-        return header, {"keys": self.keys, "weights": self.weights}
+        return header, {"keys": self.keys, "weights": self.weights, "every": self.every}
 
     @classmethod
     def _of_contents(cls, header: Named, arrays: Named) -> Self:
@@ -404,7 +424,22 @@ class NoisyHistogram(Archived):
         is_cut = (weights == 0) if cut is None else (weights == 0) | (weights < cut)
         if is_cut.any() or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
             raise ValueError("the weights are not above the threshold, or too large to sample")
-        return cls(domain=domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
+        every = arrays["every"] if "every" in arrays else np.empty(0, dtype=np.int64)
+        if every.dtype != np.int64 or every.shape not in ((0,), (n_cells(domain),)):
+            raise ValueError("the counts are not those of all cells")
+        if len(every) and not (
+            np.array_equal(_keep(every, cut), keys) and np.array_equal(every[keys], weights)
+        ):
+            raise ValueError("the cells are not those whose counts reach the threshold")
+        return cls(
+            domain=domain,
+            plan=planned,
+            n_rows=n_rows,
+            cut=cut,
+            keys=keys,
+            weights=weights,
+            every=every,
+        )
 
 
 def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None) -> NoisyHistogram:
@@ -496,7 +531,7 @@ def _perturb(
     cut: int | None,
     rng: Rng | None,
 ) -> NoisyHistogram:
-    n = n_cells(counts.domain)
+    n, every = n_cells(counts.domain), np.empty(0, dtype=np.int64)
     if _is_sparse(n, planned, cut):
         assert cut is not None
         keys, weights = draw_kept(counts.keys, counts.counts, n, planned.cells.scale, cut, rng=rng)
@@ -504,8 +539,20 @@ def _perturb(
         table = np.zeros(n, dtype=np.int64)
         table[counts.keys] = counts.counts
         table = noise.perturb(table, planned.cells, rng=rng)
-        keys = np.flatnonzero(table if cut is None else table >= cut).astype(np.int64)
+        keys = _keep(table, cut)
         weights = table[keys]
+        every = table if n <= DENSE_CELLS else every
     return NoisyHistogram(
-        domain=counts.domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights
+        domain=counts.domain,
+        plan=planned,
+        n_rows=n_rows,
+        cut=cut,
+        keys=keys,
+        weights=weights,
+        every=every,
     )
+
+
+def _keep(table: Counts, cut: int | None) -> Counts:
+    """Return the cells whose noisy count reaches a threshold, or is not 0 where there is none."""
+    return np.flatnonzero(table if cut is None else table >= cut).astype(np.int64)

@@ -282,6 +282,10 @@ class HistogramMechanism(NoisyCounts):
         found.check(domain_of(self.cells(columns)), self.noise)
         return found
 
+    def list_counts(self, drawn: NoisyHistogram, columns: Columns) -> tuple[pa.Table, ...]:
+        """Return the noisy counts of all cells; see `Mechanism.list_counts`."""
+        return drawn.list_counts()
+
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written: rows as they were declared, or points with their weights."""
         return released if self.spec.output == "rows" else type_points(released, self.schema)
@@ -470,7 +474,7 @@ def list_warnings(
             sentence += (
                 f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
             )
-        if continuous and n_rows < FEW_ROWS * n:
+        if continuous and n_rows < FEW_ROWS * n and n > histogram.DENSE_CELLS:
             sentence += (
                 "; `dpdask.open` will tell no interval of means, shares, counts and quantiles"
             )
