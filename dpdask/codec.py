@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Int32s
+from dpdask.conditions import Level
 from dpdask.errors import DataError
-from dpdask.schema import Bound, Column, Level, Outside
+from dpdask.schema import Bound, Column, Outside
 
 Numbers = NDArray[np.integer] | Floats
 
@@ -34,6 +35,7 @@ _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
 _ONE_DAY = dt.timedelta(days=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _YEARS = 1500, 2500  # in days, 1974 to 1976
 
 
@@ -113,7 +115,7 @@ class LevelCodec:
             raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
         if pa.types.is_date(type_):
             array = _plain(array, self.name, self.type)
-            low, high = (pa.scalar(int(day), pa.int32()) for day in _find_limits(type_))
+            low, high = (pa.scalar(int(day), pa.int32()) for day in find_limits(type_))
             days = array.cast(pa.date32()).cast(pa.int32())
             listable = pc.and_(pc.greater_equal(days, low), pc.less_equal(days, high))
             return pc.if_else(listable, array, pa.scalar(None, type_))
@@ -199,12 +201,12 @@ class ValueCodec:
     @property
     def least(self) -> float:
         """The least number that the column's type can hold, a calendar has and float64 can compute with."""
-        return _find_limits(self.type)[0]
+        return find_limits(self.type)[0]
 
     @property
     def greatest(self) -> float:
         """The greatest number that the column's type can hold, a calendar has and float64 can compute with."""
-        return _find_limits(self.type)[1]
+        return find_limits(self.type)[1]
 
     def encode(self, array: pa.Array) -> tuple[Floats, Flags]:
         """Return each value as a number, and where it is null."""
@@ -579,7 +581,7 @@ def _comparable(array: pa.Array) -> pa.Array:
 
 
 @lru_cache(maxsize=128)  # for the few types of a table, asked for each batch
-def _find_limits(type_: pa.DataType) -> tuple[float, float]:
+def find_limits(type_: pa.DataType) -> tuple[float, float]:
     """Return the least and the greatest number of a column that its type holds, float64 counts exactly, and a calendar has."""
     if pa.types.is_floating(type_):
         return -_LARGEST, _LARGEST
@@ -622,18 +624,24 @@ def _step(counted: pa.DataType) -> dt.timedelta:
     )
 
 
+def name_unit(type_: pa.DataType) -> str:
+    """Return the unit in which a column of dates or times is counted."""
+    counted = _count(type_)
+    return "days" if pa.types.is_date(counted) else UNITS[counted.unit]
+
+
 def _say_limits(type_: pa.DataType) -> tuple[str, str]:
     """Return the limits of a type in words, and how to store numbers beyond them."""
     if pa.types.is_floating(type_):
         return "±2**1021, where differences overflow", "store it in a larger unit"
     if pa.types.is_decimal(type_):
-        most = _find_limits(type_)[1]
+        most = find_limits(type_)[1]
         return (
             f"±{most:,.{max(type_.scale, 0)}f}, up to which all digits of {type_} are exact",
             "store it with fewer digits after the point",
         )
     if pa.types.is_temporal(type_):
-        low, high = _find_limits(type_)
+        low, high = find_limits(type_)
         if high < _EXACT:
             return f"the years 1 to 9999 of {type_}", "correct the file's type"
         first, last = ((_EPOCH + number * _step(_count(type_))).date() for number in (low, high))

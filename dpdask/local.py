@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dpdask.arrays import Floats, Indices
 from dpdask.codec import Codec, ValueCodec, float_type
+from dpdask.conditions import Level
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
@@ -24,7 +25,7 @@ from dpdask.mechanisms.dip.columns import (
 )
 from dpdask.mechanisms.dip.spec import DipMechanism
 from dpdask.references import RankDistribution
-from dpdask.schema import Column, Level
+from dpdask.schema import Column
 from dpdask.version import __version__
 
 FORMAT = 1
@@ -154,6 +155,9 @@ def _check(release: Release) -> None:
             where,
             "fit with Known(...), or with Public() on a table that is already public",
         )
+    if rows.mechanism.declared.rules:
+        what = "a device randomises each column by itself, and keeps no rules between columns"
+        raise SpecError(what, where, "fit with a schema without `rules`")
     if rows.work.unit is not None:
         what = "a device sees its own answer, and cannot bound how many others its unit gives"
         raise SpecError(what, where, "fit with unit='row' and ε divided by the number of answers")

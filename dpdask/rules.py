@@ -18,9 +18,10 @@ from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
 from dpdask.codec import codec_for, convert_bounds
+from dpdask.conditions import Rule
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
-from dpdask.schema import Rule, Schema
+from dpdask.schema import Schema
 
 Codes = NDArray[Any]
 _HINT = "correct the rule, or the column's levels"
@@ -71,6 +72,8 @@ class CellRules:
             where = f"rule {number}"
             if rule.allow is not None and rule.columns is not None:
                 forbid(*rule.columns, ~_list_allowed(rule.columns, rule.allow, cells, where))
+            for one, other in rule.steps:
+                forbid(one, other, _list_fallen(cells[one], cells[other]))
             for never in _forbid(rule, cells, where):
                 if len(never) == 2:
                     (one, met), (other, met_too) = never.items()
@@ -132,9 +135,12 @@ def check_levels(schema: Schema) -> None:
     CellRules.of([rule for rule in schema.rules if set(rule.names) <= set(levels)], levels)
 
 
-def describe_rule(rule: Rule) -> dict[str, Any]:
-    """Return a rule as it was written."""
-    return rule.model_dump(mode="json", by_alias=True, exclude_none=True)
+def describe_rules(schema: Schema) -> dict[str, Any]:
+    """Return what a card says of the rules, as they were written; nothing without any."""
+    written = [
+        rule.model_dump(mode="json", by_alias=True, exclude_none=True) for rule in schema.rules
+    ]
+    return {"rules": written} if written else {}
 
 
 def _check_known(rule: Rule, unknown: Collection[str]) -> None:
@@ -154,6 +160,13 @@ def _forbid(rule: Rule, cells: CutColumns, where: str) -> Iterator[dict[str, Fla
         yield met
     for name, values in (rule.then or {}).items():
         yield {**met, name: ~_meet(cells[name], values, where)}
+
+
+def _list_fallen(one: Cells, other: Cells) -> Flags:
+    """Return which pairs of levels fall: the first one is above the second one."""
+    codecs: tuple[Any, Any] = one.codec, other.codec
+    first, second = (codec.levels.to_pylist() for codec in codecs)
+    return np.array([[None not in (a, b) and a > b for b in second] for a in first], dtype=np.bool_)
 
 
 def _list_allowed(
@@ -295,15 +308,20 @@ class Condition:
     on_cells: CellRules
 
     @classmethod
-    def parse(cls, text: str, cells: CutColumns) -> Self:
+    def parse(cls, text: str, cells: CutColumns, computed: Collection[str] = ()) -> Self:
         """Return the condition that a text says; `and` binds before `or`, and there are no other brackets than those of `in`.
+
+        Parameters
+        ----------
+        computed
+            The columns that are computed from others, of which no condition is taken.
 
         Raises
         ------
         SpecError
             If it cannot be read, names no column or no level, or no record can meet it.
         """
-        reader = _Reader(text, cells)
+        reader = _Reader(text, cells, computed)
         alternatives, spans = reader.read(), {name: cells[name].spans for name in reader.named}
         places = {name: place for place, name in enumerate(cells)}
         on_cells = []
@@ -334,8 +352,9 @@ class Condition:
 class _Reader:
     """Reads a condition token by token; no text is evaluated."""
 
-    def __init__(self, text: str, cells: CutColumns) -> None:
+    def __init__(self, text: str, cells: CutColumns, computed: Collection[str]) -> None:
         self._cells, self._tokens, self.named = cells, list(_split(text)), set[str]()
+        self._computed = computed
 
     def read(self) -> tuple[tuple[_Comparison, ...], ...]:
         alternatives = [[self._compare()]]
@@ -350,6 +369,9 @@ class _Reader:
 
     def _compare(self) -> _Comparison:
         name = self._take("text", "word")[1]
+        if name in self._computed:
+            what = f"{name!r} is computed, and conditions are on what is drawn"
+            raise SpecError(what, "`where`", "name the columns that it is computed from")
         if name not in self._cells:
             what = f"the release has no column {name!r}"
             raise SpecError(what, "`where`", suggest(name, self._cells, _WRITE))

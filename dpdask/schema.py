@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self
 import pyarrow as pa
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
@@ -23,13 +22,13 @@ from pydantic import (
     model_validator,
 )
 
+from dpdask.conditions import Level, Rule, as_tuple
 from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
-Level = bool | int | float | str | dt.date
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
@@ -279,9 +278,8 @@ class Column(Document):
             raise ValueError(
                 f"the bounds are closer than {sys.float_info.min}, where numbers lose digits; widen them, or store a smaller unit"
             )
-        dated = isinstance((self.bounds or (0,))[0], dt.date)
         if any(
-            isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high
+            isinstance(atom, dt.date) == self.is_dated and not low <= _position(atom) <= high
             for atom in self.atoms or ()
             if not isinstance(atom, str)
         ):
@@ -350,6 +348,18 @@ class Column(Document):
     def listed(self) -> tuple[Level, ...]:
         """The levels that are known: before others are found, only that which replaces them; empty without levels."""
         return (self.other,) if self.discovers and self.other is not None else self.levels or ()
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The bounds as numbers that compare with those of its kind: of dates, in seconds since 1970."""
+        return (
+            None if self.bounds is None else (_position(self.bounds[0]), _position(self.bounds[1]))
+        )
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the bounds are dates or times."""
+        return self.bounds is not None and isinstance(self.bounds[0], dt.date)
 
     @property
     def has_levels(self) -> bool:
@@ -436,68 +446,6 @@ def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
         raise ValueError(f"{name} must be strictly increasing")
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _as_condition(value: object) -> object:
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values or any(
-        type(each) not in (bool, int, float, str, dt.date, dt.datetime, type(None))
-        for each in values
-    ):
-        raise ValueError("a level, null, a list of levels, or for numbers [lowest, highest]")
-    return tuple(values)
-
-
-Condition = Annotated[tuple[Level | None, ...], BeforeValidator(_as_condition)]
-Conditions = Annotated[dict[str, Condition], Field(min_length=1)]
-Pairs = Annotated[
-    tuple[Annotated[tuple[Level | None, Level | None], BeforeValidator(_as_tuple)], ...],
-    BeforeValidator(_as_tuple),
-]
-
-
-class Rule(Document):
-    """What cannot stand in one record: `if` and `then`, or `forbid`, or the `columns` and the pairs to `allow`.
-
-    A condition names a column, and gives a level, null, a list of levels, or of a column of numbers the lowest and the highest one.
-
-    Examples
-    --------
-    >>> from dpdask.schema import Rule
-    >>> Rule.model_validate({"if": {"age": [0, 14]}, "then": {"income": None}}).names
-    ('age', 'income')
-    """
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    if_: Conditions | None = Field(default=None, alias="if")
-    """Conditions; where all hold, those of `then` hold too."""
-    then: Conditions | None = None
-    """What follows."""
-    forbid: Conditions | None = None
-    """Conditions that never hold together."""
-    columns: Annotated[tuple[str, str], BeforeValidator(_as_tuple)] | None = None
-    """Two columns of levels."""
-    allow: Pairs | None = None
-    """Their pairs of levels that exist; all others never do."""
-
-    @model_validator(mode="after")
-    def _one_of_three(self) -> Self:
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        if given not in ({"if_", "then"}, {"forbid"}, {"columns", "allow"}):
-            raise ValueError("a rule has `if` and `then`, or `forbid`, or `columns` and `allow`")
-        if len(set(self.names)) < len(self.names) or len(self.names) < 2:
-            raise ValueError("a rule is between columns: name at least two, each once")
-        return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns that it names."""
-        return self.columns or (*(self.if_ or {}), *(self.then or {}), *(self.forbid or {}))
-
-
 class Schema(Document):
     """The declared columns of a table; a column that is not declared stops the job, or is dropped.
 
@@ -515,8 +463,8 @@ class Schema(Document):
     """Each column of the table, by its name."""
     undeclared: Literal["refuse", "drop"] = "refuse"
     """What becomes of a column that is not declared: the job ends, or the column is not read."""
-    rules: Annotated[tuple[Rule, ...], BeforeValidator(_as_tuple)] = ()
-    """What cannot stand in one record, as everybody knows: synthetic records keep these rules."""
+    rules: Annotated[tuple[Rule, ...], BeforeValidator(as_tuple)] = ()
+    """What holds in every record, as everybody knows: what is released keeps these rules."""
 
     @model_serializer(mode="wrap")
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

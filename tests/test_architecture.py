@@ -41,7 +41,18 @@ MECHANISMS = {
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
 _TOOLS = ("version", "errors", "startup", "steps", "html")
-BASE = (*_TOOLS, "arrays", "archive", "documents", "schema", "codec", "cells", "rules")
+BASE = (
+    *_TOOLS,
+    "arrays",
+    "archive",
+    "documents",
+    "conditions",
+    "schema",
+    "codec",
+    "computed",
+    "cells",
+    "rules",
+)
 MATHS = {"kernels"}
 ROWS = MATHS | {
     "streams",

@@ -13,6 +13,8 @@ BASE = [
     "arrays",
     "cells",
     "codec",
+    "computed",
+    "conditions",
     "documents",
     "errors",
     "html",

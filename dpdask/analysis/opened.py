@@ -464,7 +464,10 @@ class OpenedRelease:
                     "one column is expected", f"{question}, a {type(name).__name__}", hint
                 )
         for name in names:
-            self._column(name)
+            if self._is_computed(name):
+                what = f"is computed ({self._column(name)['from']}), so no error of it is known"
+                use = "read it by to_pandas(), or ask about the columns that it is computed from"
+                raise SpecError(what, f"column {name!r}", use)
         if len(set(names)) < len(names):
             raise SpecError("a column is named twice", question, "name each column once")
         answer = self._plan(Query(kind=question, names=names, **options))
@@ -492,6 +495,8 @@ class OpenedRelease:
 
     def _is_offered(self, question: str, name: str) -> bool:
         """Return whether a column answers a question, alone or with some other column, by asking."""
+        if self._is_computed(name):
+            return False
         asked: list[tuple[str, ...]] = [(name,)]
         if question in OF_SEVERAL:
             asked = [(name, other) for other in self._partners(name)]
@@ -518,8 +523,8 @@ class OpenedRelease:
         tables = [*mechanism.get("edges", ()), *mechanism.get("cliques", ())]
         partners = [other for table in tables if name in table for other in table]
         partners += [mechanism.get("reference", {}).get("by"), *self._sorts]
-        columns = self.content["columns"]
-        return [other for other in dict.fromkeys(partners) if other in columns and other != name]
+        known = {each for each in self.content["columns"] if not self._is_computed(each)}
+        return [other for other in dict.fromkeys(partners) if other in known - {name}]
 
     @cached_property
     def _sorts(self) -> list[str]:
@@ -575,6 +580,9 @@ class OpenedRelease:
                 _suggest(name, columns) or "see `.columns`",
             )
         return columns[name]
+
+    def _is_computed(self, name: str) -> bool:
+        return bool(self._column(name)["role"] == "computed")
 
     def _is_kept(self, *names: str) -> bool:
         return all(self._column(name)["role"] == "kept" for name in names)

@@ -63,7 +63,9 @@ class OpenedRecords(OpenedPoints):
         return model, model.draw_blocks(n, key, wanted)
 
     def _plan(self, asked: Query) -> Callable[[], Any]:
-        self._check_released(asked.names)
+        is_alone = len(asked.names) == 1 and "computes" in self._column(asked.names[0])
+        if not is_alone or self._find_measured(asked.names[0]) is None:
+            self._check_released(asked.names)
         return super(OpenedRecords, self)._plan(asked)
 
     def _points(self, *names: str) -> Points:
@@ -92,7 +94,8 @@ class OpenedRecords(OpenedPoints):
     def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
         if self._levels(name) is None:
             return super(OpenedRecords, self)._read_counts(name, n_rows)
-        sizes = {each: int(column["cells"]) for each, column in self.content["columns"].items()}
+        columns = self.content["columns"].items()
+        sizes = {each: int(column["cells"]) for each, column in columns if "cells" in column}
         with self._check_counts():
             return average_margin(self._measured, name, sizes, n_rows)
 

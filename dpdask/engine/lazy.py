@@ -92,8 +92,9 @@ def _transform_part(
     [batch] = part.read(rows, work, released=True)
     release: RowRelease = load(work.secrets, sha256, release_type)
     chosen, _ = Chooser(work, part.id, part.number).split(batch)
-    private = filter_rows(batch.select([*work.codecs, *work.also_read]), chosen)
-    random = release.randomise(private, work.codecs, release.streams(key, part.id))
+    private = filter_rows(batch.select([*work.view.own, *work.also_read]), chosen)
+    seen = work.view.read(private)
+    random = work.view.write(release.randomise(seen, work.codecs, release.streams(key, part.id)))
     random = random.select([name for name in random.schema.names if name not in work.also_read])
     kept = [name for name in meta.columns if name not in random.schema.names]
     released = _convert_kept(rows.loc[chosen, kept].copy(), meta)
@@ -119,14 +120,14 @@ def _make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
     """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values."""
     released = meta[work.released.names].copy()
     for name in released.columns:
-        codec, dtype = work.codecs.get(name), released[name].dtype
+        codec, dtype = work.view.own.get(name), released[name].dtype
         if codec is not None and codec.has_levels and isinstance(dtype, pd.CategoricalDtype):
             levels = codec.levels.drop_null().to_pandas()
             dtype = pd.CategoricalDtype(levels, ordered=codec.ordered)
             released[name] = released[name].astype(dtype)
             continue
         plain = _find_plain_dtype(dtype)
-        if codec is not None and codec.nulls:
+        if work.view.schema.columns[name].nulls == "level":
             plain = _nullable(plain)
         released[name] = _uncover(released[name].astype(plain))
     # whether pandas has type hints depends on what is installed

@@ -393,7 +393,7 @@ def scan(
         arguments.append((parts, rows if nodes is None else List(*rows)))
     kept = number is not None and source.is_lasting
     file = work.open_counts(number or 0) if kept else None
-    joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.codecs))
+    joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.view.own))
     stage_ = make_stage(
         *(stage, scan_parts, arguments),
         Scan(work=work, statistic=statistic, released=released),
@@ -530,8 +530,8 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
         for batch in part.read(own, work, released=shared.released, seals=seals):
             released, chosen = chooser.split(batch)
             n_rows += int(released.sum())
-            counter.add(batch, chosen, streams)
-            for name, codec in () if shared.released else work.codecs.items():
+            counter.add(work.view.read(batch), chosen, streams)
+            for name, codec in () if shared.released else work.view.own.items():
                 changed[name] += codec.n_outside(batch.column(name))
         n_released.append(n_rows)
         if shared.released:

@@ -124,7 +124,7 @@ class FilePart:
 
     def read_all(self, work: TableWork) -> Iterator[pa.RecordBatch]:
         """Yield the rows with all columns that are released or choose rows, and compare them with the seal at the end."""
-        columns = dict.fromkeys([*work.released.names, *work.unit_columns])
+        columns = dict.fromkeys([*work.read.names, *work.unit_columns])
         return self._read_sealed(list(columns), work)
 
     def _read_sealed(self, columns: list[str], work: TableWork) -> Iterator[pa.RecordBatch]:

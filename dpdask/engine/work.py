@@ -11,7 +11,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from dpdask.archive import Archived
-from dpdask.codec import Codec, codec_for
+from dpdask.codec import Codecs
+from dpdask.computed import View
 from dpdask.engine.compute import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
@@ -55,7 +56,7 @@ class TableWork:
 
     types: pa.Schema
     released: pa.Schema  # the released columns and their plain types
-    codecs: Mapping[str, Codec]
+    view: View  # what the mechanism sees of the private columns
     fraction: float | None
     secrets: Folder  # the folder that holds the run key and the fitted release
     unit: UnitWork | None = None  # the privacy unit, or None when it is the row
@@ -75,6 +76,11 @@ class TableWork:
     stores: Mapping[str, Options] = field(default_factory=list_options, compare=False)
 
     @property
+    def codecs(self) -> Codecs:
+        """The codecs of the private columns that the mechanism sees."""
+        return self.view.codecs
+
+    @property
     def unit_columns(self) -> list[str]:
         """The columns that the unit's hashes need."""
         return [] if self.unit is None else [self.unit.column, *self.unit.public]
@@ -82,12 +88,19 @@ class TableWork:
     @property
     def sealed(self) -> list[str]:
         """The columns that a fragment's seal covers: the private ones, those that the units' hashes need, and those that the mechanism reads."""
-        return list(dict.fromkeys([*self.codecs, *self.unit_columns, *self.also_read]))
+        return list(dict.fromkeys([*self.view.own, *self.unit_columns, *self.also_read]))
 
     @property
     def public(self) -> list[str]:
         """The columns that are released as they are."""
-        return [name for name in self.released.names if name not in self.codecs]
+        private = self.view.schema.privatised
+        return [name for name in self.released.names if name not in private]
+
+    @property
+    def read(self) -> pa.Schema:
+        """The columns that are released and read: all but sums, which are computed."""
+        sums = self.view.computed.sums
+        return pa.schema([field for field in self.released if field.name not in sums])
 
     @property
     def unit_stages(self) -> tuple[str, ...]:
@@ -219,17 +232,14 @@ def make_table_work(
         The columns that the table has, if they are not all that are declared: a frame may have one
         as its index.
     """
-    schema = mechanism.schema if schema is None else schema
+    schema = mechanism.declared if schema is None else schema
     released = schema.select_released(types)
-    columns = {
-        name: (schema.columns[name], released.field(name).type) for name in schema.privatised
-    }
     unit = mechanism.budget.unit_column if mechanism.budget else None
     bounding = None if unit is None else _make_unit_work(unit, schema, types)
     work = TableWork(
         types=types,
         released=released,
-        codecs={name: codec_for(name, *column) for name, column in columns.items()},
+        view=View.of(schema, released, joins=mechanism.releases_rows),
         fraction=mechanism.fraction,
         secrets=secrets,
         unit=bounding if mechanism.bounds_rows else None,
@@ -243,7 +253,7 @@ def make_table_work(
 
 def make_public_work(work: TableWork, types: pa.Schema) -> TableWork:
     """Return the work on a public table; it needs the privatised columns and those that the mechanism reads, and may have others."""
-    for name in [*work.codecs, *work.also_read]:
+    for name in [*work.view.own, *work.also_read]:
         if types.names.count(name) != 1 or types.field(name).type != work.released.field(name).type:
             what = "the public reference needs this column, once, with the input's type"
             raise DataError(what, f"column {name!r}", "name another table")

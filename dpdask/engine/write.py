@@ -165,7 +165,7 @@ class RowTask:
         """Return the batches that are written, their types, and which columns have few distinct values."""
         rows = shuffle_rows(self._randomise(release, work, teller), self, work.key())
         types = work.add_weight(release.types(work.released))
-        return rows, types, release.few_valued(work.codecs)
+        return rows, types, release.few_valued(work.view.own)
 
     def _randomise(
         self, release: RowRelease, work: TableWork, teller: Teller
@@ -183,10 +183,11 @@ class RowTask:
             find_released = chooser.find_released()
             for batch in FilePart(fragment).read_all(held):
                 chosen = find_released(batch)
-                rows = filter_rows(batch.select(work.released.names), chosen)
+                rows = filter_rows(batch.select(work.read.names), chosen)
                 teller.add(rows)
                 n_rows += rows.num_rows
-                random = release.randomise(rows, work.codecs, rngs)
+                seen = release.randomise(work.view.read(rows), work.codecs, rngs)
+                random = work.view.write(seen)
                 if (weights := chooser.weigh(batch)) is not None:
                     columns = [*random.columns, pa.array(weights[chosen])]
                     names = [*random.schema.names, types.names[-1]]
@@ -430,7 +431,7 @@ def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
     staged = read_recorded(task.names[0], staging)
     if staged is None:
         teller, release = (
-            Teller(work.columns),
+            Teller(Columns(types=work.read, codecs=work.view.own)),
             load(work.secrets, writing.sha256, writing.release_type),
         )
         batches, types, few_valued = task.open(release, work, teller)

@@ -212,7 +212,7 @@ class Estimator(ABC, Generic[Made]):
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
             warnings=(
-                *warn_of_number_bounds(self.schema, work.codecs),
+                *warn_of_number_bounds(self.schema, work.view.own),
                 *mechanism.description.cautions(work.columns, _n_rows(frame, mechanism)),
             ),
             expectations=mechanism.description.expectations(work.columns),

@@ -41,7 +41,7 @@ def find_order_warnings(frame: Frame, work: TableWork) -> list[str]:
     """
     if not isinstance(frame, pd.DataFrame) or len(frame) < _FEW_ROWS:
         return []
-    found = [repr(name) for name, codec in work.codecs.items() if _in_order(frame[name], codec)]
+    found = [repr(name) for name, codec in work.view.own.items() if _in_order(frame[name], codec)]
     what = f"rows keep the order of the frame, which is sorted by {', '.join(found)}: a row's position reveals its value"
     hint = "shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
     return [f"{what}; {hint}"] if found else []
@@ -77,7 +77,7 @@ def forget_secrets(folder: Folder) -> None:
 
 def make_frame_work(frame: Frame, mechanism: Mechanism, secrets: Folder) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema and the mechanism; nothing is computed."""
-    meta, declared = find_meta(frame), mechanism.schema
+    meta, declared = find_meta(frame), mechanism.declared
     if mechanism.releases_rows:
         _check_published_index(meta, declared, is_lazy=not isinstance(frame, pd.DataFrame))
     schema = declare_counted(meta, declared)

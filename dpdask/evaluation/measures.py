@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from dpdask.arrays import Floats
 from dpdask.cells import DEFAULT_BINS, cut_columns
-from dpdask.codec import codec_for
+from dpdask.computed import View
 from dpdask.engine.scan import scan
 from dpdask.engine.source import Frame, FrameSource, as_frame, find_meta, find_types
 from dpdask.engine.work import TableWork
@@ -409,21 +409,17 @@ def exact_marginals(
         types = find_types(frame, declared)
         check_objects(frame, types, declared)
         released = declared.select_released(types)
-        codecs = {
-            name: codec_for(name, declared.columns[name], released.field(name).type)
-            for name in declared.privatised
-        }
+        plain = declared.model_copy(update={"rules": ()})  # each column is counted as it is
+        view = View.of(plain, released)
         try:
             fixed: Any = as_fixed_bins(bins)
         except ValueError as error:
             raise SpecError(str(error), "`bins`", "correct them") from None
-        cells = cut_columns(codecs, fixed)
+        cells = cut_columns(view.codecs, fixed)
         chosen = _check_cliques(cliques or (), cells)
         statistic = TableStatistic(cells=cells, cliques=chosen, two_way=cliques is None)
         statistic.check_size()
-        work = TableWork(
-            types=types, released=released, codecs=codecs, fraction=None, secrets=place
-        )
+        work = TableWork(types=types, released=released, view=view, fraction=None, secrets=place)
         return scan(FrameSource(frame, "frame"), work, statistic, "tabulate").value
     finally:
         close_secrets(place)

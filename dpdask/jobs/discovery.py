@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
+from dpdask.conditions import Level
 from dpdask.documents import Text, parse_yaml, read_text
 from dpdask.errors import InternalError, OutputError, SpecError
 from dpdask.io.shards import CARD_NAME
@@ -25,7 +26,7 @@ from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job, load_job, opens_stores
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.discover import COLUMN, LEVEL, DiscoverMechanism
-from dpdask.schema import DISCOVER, MAX_LEVELS, Level, Schema
+from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
 
 KIND = "discover"
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpdask.codec import codec_for, is_real, is_text
+from dpdask.conditions import Level
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.files import FoundColumn
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.spec import Input
-from dpdask.schema import DISCOVER, MAX_LEVELS, Level, Schema
+from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
 
 Line = tuple[str, str, str]  # key, value, comment
 
@@ -30,6 +31,7 @@ _HEAD = """\
 #   levels  all values that are possible; `other: <level>` replaces every other value. discover: nobody can list them, and `dpdask discover` will.
 #   bounds  the lowest and the highest possible value, such as [0, 120] or [2000-01-01, 2024-12-31]; values outside are clipped.
 #   nulls   level (null is one more value) or refuse (a null stops the job); the files allow nulls in the columns that have this key here.
+# What everybody knows of several columns, such as `start <= end` or `total: fare + tip`, can stand below the columns, as `rules`.
 # Levels and bounds must be public knowledge, such as a code list or a legal range: what was looked up in the table reveals its values.
 columns:
 """

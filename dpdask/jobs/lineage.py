@@ -19,6 +19,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dpdask.computed import Computed
 from dpdask.errors import DpdaskError, InternalError, SpecError
 from dpdask.io.parquet import read_schema
 from dpdask.jobs.run import Outcome
@@ -202,7 +203,8 @@ class _Sender:
         unit = None if budget is None else budget.unit_column
         fields = {}
         for name in written:
-            origins = find_origins(name, schema)
+            joins = self._job.mechanism.releases_rows
+            origins = find_origins(name, schema, joins=joins)
             taken = [take(origin, "DIRECT", how) for origin in origins]
             if origins == [name] and name in schema.kept:
                 taken = [take(name, "DIRECT", "IDENTITY", masking=False)]
@@ -215,11 +217,14 @@ class _Sender:
         return columns.ColumnLineageDatasetFacet(fields=fields, dataset=[*joined, *bounds])
 
 
-def find_origins(written: str, schema: Schema) -> list[str]:
+def find_origins(written: str, schema: Schema, *, joins: bool = False) -> list[str]:
     """Return the columns of the input that a released column is made of, by its name; all private ones if the name tells none.
 
     A range of a column has the column's name with an ending.
     """
+    computed = Computed.of(schema, joins=joins).origins.get(written)
+    if computed is not None:
+        return [*computed]
     if written in schema.kept or written in schema.privatised:
         return [written]
     named = [name for name in schema.privatised if written.startswith(f"{name}_")]

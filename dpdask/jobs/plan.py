@@ -318,7 +318,7 @@ def plan_job(job: Job) -> Plan:
     fits = not spends or not isinstance(refusal, BudgetError)
     where = opened.sample_place, opened.hide_sample
     ledger = job.account.describe_balances(*where, spends=spends, fits=fits)
-    warnings = [*warn_of_number_bounds(job.schema, opened.work.codecs), *expected.warnings]
+    warnings = [*warn_of_number_bounds(job.schema, opened.work.view.own), *expected.warnings]
     if not job.account.is_strict:
         warnings += list_footer_warnings(job, table)
     row = mechanism.budget is not None and mechanism.budget.unit == "row"
@@ -345,7 +345,7 @@ def plan_job(job: Job) -> Plan:
             if column.outside != "refuse"
         },
         refusing=tuple(name for name, column in private.items() if column.outside == "refuse"),
-        date_bounds=tell_date_bounds(opened.work.codecs),
+        date_bounds=tell_date_bounds(opened.work.view.own),
         kept=job.schema.kept,
         dropped=tuple(
             filter(job.schema.is_dropped, dict.fromkeys([*job.schema.columns, *table.schema.names]))

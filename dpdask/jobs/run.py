@@ -569,7 +569,7 @@ def make_job_card(
         order=job.file.output.order,
     )
     card = make_card(section, name=job.file.name, insecure=insecure)
-    columns = opened.mechanism.schema.columns.items()
+    columns = opened.mechanism.declared.columns.items()
     changes: dict[str, Any] = {"dropped": [name for name, each in columns if each.role == "drop"]}
     if opened.table.version is not None:
         version = {"format": opened.table.format, "version": opened.table.version}

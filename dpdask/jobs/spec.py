@@ -658,7 +658,7 @@ class JobTable:
         if public is None:
             return None
         path = str(public.path)
-        found = discover_public(public, self.mechanism.schema)
+        found = discover_public(public, self.mechanism.declared)
         check_apart(found, {each.version for each in self.table.fragments})
         check_copies(found.fragments, apart=found.schema.names)
         private = {fragment.url for fragment in self.table.fragments}

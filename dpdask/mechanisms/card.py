@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpdask.archive import Json, Named
 from dpdask.cells import Cells, CutColumns
-from dpdask.codec import Codec, ValueCodec
+from dpdask.codec import UNITS, Codec, ValueCodec
+from dpdask.computed import View
 from dpdask.documents import Document
 from dpdask.errors import InputError, SpecError, list_names
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
@@ -114,8 +115,8 @@ class MechanismPart(OpenCardPart):
 class ColumnPart(OpenCardPart):
     """A released column: its role, its declared domain, and what it cost."""
 
-    role: Literal["privatised", "kept"]
-    """Whether its values are privatised or kept as they are."""
+    role: Literal["privatised", "kept", "computed"]
+    """Whether its values are privatised, kept as they are, or computed from released ones."""
     kind: str | None = None
     """The kind that the schema declares."""
     outside: str | None = None
@@ -281,12 +282,7 @@ class Terms(CardPart):
 CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 OWN_NUMBERS = "the column's own"
-_UNITS = {
-    "s": "seconds",
-    "ms": "milliseconds",
-    "us": "microseconds",
-    "ns": "microseconds, nanoseconds cut off,",
-}
+_UNITS = UNITS | {"ns": "microseconds, nanoseconds cut off,"}
 DAYS = "days since 1970-01-01"
 _MICROSECONDS = {DAYS: 86_400_000_000} | {
     f"{unit} since 1970-01-01{zone}": steps
@@ -487,6 +483,7 @@ def noisy_counts_section(
     cells: CutColumns,
     accounting: Named,
     n_rows: float | None,
+    view: View | None = None,
 ) -> Section:
     """Return the section of a release that is computed from noisy counts of all rows.
 
@@ -496,15 +493,18 @@ def noisy_counts_section(
         The declared columns, and the public cells of those that are counted.
     n_rows
         The number of rows that the release tells, exact under replace-one.
+    view
+        What rules compute from the columns that are counted, if there are rules.
     """
     exact = budget.adjacency == "replace-one"
+    columns = {name: _describe_column(schema, column) for name, column in cells.items()}
     return Section(
         budget=budget,
         text=noisy_counts_text(budget),
         protected=CoveredRows(who=COVERED, fraction=1.0, of="rows"),
         unprotected=CoveredRows(who="nobody", fraction=0.0, of="rows"),
         mechanism=mechanism,
-        columns={name: _describe_column(schema, column) for name, column in cells.items()},
+        columns=columns if view is None else view.describe(columns),
         accounting=accounting,
         order="what is released has no order of the input's",
         n_rows=RowCount(value=n_rows, exact=exact),
@@ -706,11 +706,16 @@ def name_count(name: str) -> str:
 
 
 def list_numeric(card: Card) -> list[str]:
-    """Return the private columns with bounds: their values are numbers, dates or times."""
+    """Return the private columns with bounds that are released: their values are numbers, dates or times."""
+    return [name for name, part in _list_released(card) if "levels" not in part.details]
+
+
+def _list_released(card: Card) -> list[tuple[str, ColumnPart]]:
+    """Return the private columns that are released, and not only others that are computed from them."""
     return [
-        name
+        (name, part)
         for name, part in card.columns.items()
-        if part.role == "privatised" and "levels" not in part.details
+        if part.role == "privatised" and "computes" not in part.details
     ]
 
 
@@ -730,11 +735,7 @@ def ask_columns(
             list_numeric(card), key=lambda name: units[name] not in (None, OWN_NUMBERS)
         )[:1]
     ]
-    of_levels = [
-        name
-        for name, part in card.columns.items()
-        if part.role == "privatised" and "levels" in part.details
-    ][:1]
+    of_levels = [name for name, part in _list_released(card) if "levels" in part.details][:1]
     return [
         *(f"quantile({name}, 0.5){remark}" for name in asked if numbers),
         *(f"mean({name})" for name in asked if numbers and means),

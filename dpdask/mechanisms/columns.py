@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from dpdask.archive import Archived, Contents, Json, Named
 from dpdask.arrays import Uint32s
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins, cells
-from dpdask.codec import Codec, codec_for
+from dpdask.codec import Codec
+from dpdask.computed import View
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.privacy.events import Composed
@@ -108,8 +109,8 @@ def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: B
     bins
         How each column is cut; one cell if it is not named.
     """
-    codecs = {name: codec_for(name, schema.columns[name], types.field(name).type) for name in names}
-    return {name: cells(codec, bins.get(name, 1)) for name, codec in codecs.items()}
+    codecs = View.of(schema, types).codecs
+    return {name: cells(codecs[name], bins.get(name, 1)) for name in names}
 
 
 def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> Json:
@@ -132,17 +133,12 @@ def columns_from_header(header: Named, domain: Domain) -> tuple[Schema, pa.Schem
         header["bins"],
     )
     schema = Schema.from_dict(header["schema"])
-    names = sorted(domain.names)
-    if (
-        sorted(types.names) != names
-        or sorted(schema.columns) != names
-        or not set(written) <= set(names)
-    ):
+    if sorted(types.names) != sorted(schema.columns):
+        raise ValueError("the types are those of other columns")
+    codecs = View.of(schema, types).codecs
+    if codecs.keys() != set(domain.names) or not written.keys() <= codecs.keys():
         raise ValueError("the columns are not those of the counts")
-    bins = {
-        name: _from_header(each, codec_for(name, schema.columns[name], types.field(name).type))
-        for name, each in written.items()
-    }
+    bins = {name: _from_header(each, codecs[name]) for name, each in written.items()}
     if domain_of(cut_released(domain.names, schema, types, bins)) != domain:
         raise ValueError("the cells are not those of the counts")
     return schema, types, bins
@@ -158,6 +154,11 @@ class ReleasedCounts(Archived):
     columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
     bins: Bins  # how each continuous or mixed column is cut
     noisy: Any  # of `counts_type`
+
+    @property
+    def view(self) -> View:
+        """The columns as they were counted, and how those of the table are made of them."""
+        return View.of(self.schema, self.columns)
 
     def cells(self) -> CutColumns:
         """Return the public cells of each column, in the order of the domain."""

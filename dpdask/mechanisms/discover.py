@@ -15,6 +15,7 @@ import pyarrow as pa
 from dpdask.archive import Archive, Archived, Contents, Named
 from dpdask.arrays import Ints
 from dpdask.codec import LevelCodec, is_text
+from dpdask.conditions import Level
 from dpdask.errors import InputError, SpecError, list_names, say_count
 from dpdask.mechanisms.card import Card, Guidance, Section, no_margin, noisy_counts_section
 from dpdask.mechanisms.marginals.noise import account_for
@@ -38,7 +39,7 @@ from dpdask.privacy.events import (
     to_dict,
 )
 from dpdask.privacy.noise import find_threshold, margin_95, select_keys
-from dpdask.schema import MAX_LEVELS, Column, Level, Schema
+from dpdask.schema import MAX_LEVELS, Column, Schema
 from dpdask.stats.keys import ColumnKeys, KeyStatistic
 from dpdask.streams import Noise, RunKey
 

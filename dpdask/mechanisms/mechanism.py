@@ -18,6 +18,8 @@ from pydantic import BeforeValidator
 
 from dpdask.archive import Archived, Json, Named
 from dpdask.codec import Codecs, codec_for
+from dpdask.computed import Computed
+from dpdask.conditions import RuleKind
 from dpdask.documents import Document, check_all, suggest
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
@@ -279,7 +281,7 @@ class Mechanism(ABC):
     """A specification with the schema and the budget that it runs under."""
 
     spec: Any  # what the user wrote: in a job, or as arguments of the Python class
-    schema: Schema
+    schema: Schema  # the columns that it sees: without those that rules compute from others
     budget: Budget | None  # what is promised; None if the mechanism spends none
     # Whether a release that was fitted before is given further rows, all of them; only of
     # mechanisms that release rows.
@@ -287,9 +289,11 @@ class Mechanism(ABC):
     # What the rounds before this one found, such as the cells of columns; None before, or if there
     # is nothing to find.
     found: Any = None
+    # The columns as they are declared; given by `replace` alone.
+    declared: Any = None
 
     releases_rows: ClassVar[bool]
-    keeps_rules: ClassVar[bool] = False
+    keeps_rules: ClassVar[frozenset[RuleKind]] = frozenset()
     finds_levels: ClassVar[bool] = False  # whether it searches for levels that are not listed
     # whether the rows of a unit are chosen in a pass before the count; else the count bounds them
     bounds_rows: ClassVar[bool] = True
@@ -302,10 +306,12 @@ class Mechanism(ABC):
                 "`schema`",
                 "give Schema.from_yaml(path) or Schema.from_dict(mapping)",
             )
+        if self.declared is None:
+            self._check_rules()
+            computed = Computed.of(self.schema, joins=self.releases_rows)
+            object.__setattr__(self, "declared", self.schema)
+            object.__setattr__(self, "schema", computed.model(self.schema))
         self.schema.check_privatised("schema")
-        if self.schema.rules and not self.keeps_rules:
-            what = "this mechanism keeps no rules between columns"
-            raise SpecError(what, "schema, rules", "use the mechanism `copula`, or remove them")
         if self.schema.discovered and not self.finds_levels:
             what = "its levels are not found yet"
             hint = "find them with `dpdask discover JOB --epsilon E`, or list them"
@@ -326,9 +332,21 @@ class Mechanism(ABC):
             )
         if unit is not None and unit.publish_counts:
             self._check_counts_published(unit)
-        columns = self.schema.columns
-        check_all(*(partial(_check_type, each, columns[each]) for each in self.schema.privatised))
+        columns = self.declared.columns
+        names = self.declared.privatised
+        check_all(*(partial(_check_type, each, columns[each]) for each in names))
         self.check_parameters()
+
+    def _check_rules(self) -> None:
+        """Check that what is released can keep the rules between columns."""
+        for number, rule in enumerate(self.schema.rules, 1):
+            if not self.keeps_rules:
+                what = "this mechanism keeps no rules between columns"
+                raise SpecError(what, "schema, rules", "use the mechanism `copula`, or remove them")
+            if rule.kind not in self.keeps_rules:
+                what = "rows keep no such rule: each column is randomised on its own"
+                hint = "list the pairs of levels that exist under `allow`, or use the mechanism `copula`"
+                raise SpecError(what, f"schema, rule {number}", hint)
 
     def _check_counts_published(self, unit: UnitColumn) -> None:
         """Check that rows stand beside the published numbers, and that these tell no more than they say."""

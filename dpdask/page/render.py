@@ -458,7 +458,7 @@ def _describe_column(name: str, card: Card) -> Content:
         ends = [_say_number(bound) if isinstance(bound, int | float) else bound for bound in bounds]
         domain = " to ".join(date or str(end) for date, end in zip(dates, ends, strict=True))
     else:
-        domain = "as it is" if part.role == "kept" else ""
+        domain = "as it is" if part.role == "kept" else stated.get("from", "")
     domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""
     outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
     return {"name": name, "part": part, "domain": domain, "outside": outside}

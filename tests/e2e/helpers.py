@@ -106,7 +106,7 @@ def lake(folder, rows, *, row_group=400, schema=MIXED_SCHEMA, seed=1, csv=False)
     return folder
 
 
-def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, **changes):
+def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, rules=(), **changes):
     """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {
@@ -127,7 +127,8 @@ def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, **changes):
         for parent in parents:
             inner = inner[parent]
         inner[last] = value
-    for name, content in (("schema", {"columns": dict(schema)}), ("job", job)):
+    declared = {"columns": dict(schema)} | ({"rules": list(rules)} if rules else {})
+    for name, content in (("schema", declared), ("job", job)):
         text = yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False)
         (folder / f"{name}.yaml").write_text(text)
     return folder / "job.yaml"

@@ -12,7 +12,7 @@ import pytest
 from dask.base import tokenize
 
 import dpdask
-from dpdask.codec import codec_for
+from dpdask.computed import View
 from dpdask.engine.scan import Scan, scan_parts
 from dpdask.engine.work import TableWork
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
@@ -28,9 +28,13 @@ def work(tmp_path):
     secrets = Folder(f"file://{tmp_path}")
     secrets.write(KEY_NAME, RUN, private=True)
     secrets.write(HOLDOUT_NAME, HOLDOUT, private=True)
-    return TableWork(
-        types=pa.schema([]), released=pa.schema([]), codecs={}, fraction=0.25, secrets=secrets
-    )
+    nothing = dpdask.Schema.from_dict({"columns": {"x": {"role": "drop"}}})
+    return make_work(nothing, pa.schema([]), secrets)
+
+
+def make_work(schema, types, secrets):
+    view = View.of(schema, types)
+    return TableWork(types=types, released=types, view=view, fraction=0.25, secrets=secrets)
 
 
 @pytest.mark.parametrize(("kept_holdout", "expected"), [(False, RUN), (True, HOLDOUT)])
@@ -79,13 +83,7 @@ def scan_of(secrets):
         {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
     )
     types = pa.schema([("x", pa.int64())])
-    work = TableWork(
-        types=types,
-        released=types,
-        codecs={"x": codec_for("x", schema.columns["x"], pa.int64())},
-        fraction=0.25,
-        secrets=secrets,
-    )
+    work = make_work(schema, types, secrets)
     return Scan(work=work, statistic=ColumnStatistic(codecs=work.codecs), released=False)
 
 

@@ -70,6 +70,9 @@ def table():
             "level": [LEVELS[(7 * n) % 4] for n in numbers],
             "line": [(n * 37 % 101) / 10.1 for n in numbers],
             "who": [n * 11 % 53 for n in numbers],
+            "above": [(n * 37 % 101 + n % 5) / 10.1 for n in numbers],
+            "twice": [LEVELS[(7 * n) % 4] + (n * 37 % 101) / 10.1 for n in numbers],
+            "half": ["low" if (7 * n) % 4 < 2 else "high" for n in numbers],
         }
     )
 
@@ -167,6 +170,8 @@ class MechanismContract:
         The `privacy` block, or None.
     schema
         The columns; `who` is added with the role keep where rows are released.
+    rules
+        The rules between them.
     kills
         The two points at which a run of this case is killed; cases take turns.
     """
@@ -177,6 +182,7 @@ class MechanismContract:
     of_job: ClassVar[dict[str, Any]] = {}
     privacy: ClassVar[dict[str, Any] | None] = PRIVACY
     schema: ClassVar[dict[str, Any]] = SCHEMA
+    rules: ClassVar[list[dict[str, Any]]] = []
     releases_rows: ClassVar[bool] = True
     draws_nothing: ClassVar[bool] = False
     n_sampled: ClassVar[int | None] = 50
@@ -194,7 +200,10 @@ class MechanismContract:
             if self.privacy is None
             else {key: self.privacy[key] for key in ("epsilon", "delta") if self.kind != "interval"}
         )
-        schema = Schema.from_dict({"columns": changes.pop("columns", self.columns())})
+        own = {"columns": self.columns(), "rules": self.rules}
+        schema = Schema.from_dict(
+            {"columns": changes.pop("columns")} if "columns" in changes else own
+        )
         return self.python(schema, **{**budget, **self.given, **changes})
 
     def columns(self):
@@ -240,7 +249,13 @@ class MechanismContract:
             "output__rows_per_shard": 100,
             **changes,
         }
-        return write_job(folder, lake, output, **{"schema": self.columns(), **job})
+        return write_job(
+            folder,
+            lake,
+            output,
+            **({} if "schema" in job else {"schema": self.columns(), "rules": self.rules}),
+            **job,
+        )
 
     def ledger(self, tmp_path, epsilon=30.0):
         """Return a ledger with a budget for the case."""

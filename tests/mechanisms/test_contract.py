@@ -3,7 +3,7 @@
 # ruff: noqa: RUF012 - a case is a class, and nobody changes what it holds
 
 import pytest
-from e2e.helpers import charging_entries, refusing, run_here
+from e2e.helpers import categorical, charging_entries, continuous, refusing, run_here
 from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at
 
 import dpdask
@@ -91,6 +91,34 @@ class _TwoRounds(MechanismContract):
 
 class TestTree(_TwoRounds, _Dip):
     given = {"reference": dpdask.Tree()}
+
+
+OF_RULES = {
+    **SCHEMA,
+    "above": continuous([0.0, 10.0], type="float64", nulls="level"),
+    "twice": continuous([1.0, 14.0], type="float64"),
+    "half": categorical(["low", "high"], type="large_string"),
+}
+ALLOWED = {
+    "columns": ["level", "half"],
+    "allow": [[1, "low"], [2, "low"], [3, "high"], [4, "high"], [1, "high"], [4, "low"]],
+}
+DERIVED = {"derived": {"twice": "level + line"}}
+
+
+class TestRowsWithRules(_Dip):
+    given = {"reference": dpdask.Histogram()}
+    schema = OF_RULES
+    rules = [ALLOWED, DERIVED]
+
+
+class TestRecordsWithRules(_TwoRounds):
+    kind = "copula"
+    python = dpdask.GaussianCopula
+    schema = OF_RULES
+    rules = [ALLOWED, DERIVED, {"ordered": "line <= above"}]
+    releases_rows = False
+    undetermined = ("level", "line")  # noise hides their variances
 
 
 class TestMarginals(_TwoRounds):

@@ -260,7 +260,6 @@ def test_rules_that_the_table_breaks_end_in_one_line():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda schema: dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()),
         lambda schema: dpdask.Marginals(schema, cliques=[["sex"]], epsilon=1.0),
         lambda schema: dpdask.PerturbedHistogram(schema, epsilon=1.0),
     ],
@@ -269,6 +268,13 @@ def test_other_mechanisms_refuse_rules(make):
     columns = {name: COLUMNS[name] for name in ("sex", "role")}
     with pytest.raises(SpecError, match="keeps no rules between columns; use the mechanism"):
         make(Schema.from_dict({"columns": columns, "rules": RULES[1:3]}))
+
+
+@pytest.mark.parametrize("rule", [RULES[1], {"ordered": "age <= income"}])
+def test_rows_keep_no_conditions(rule):
+    schema = Schema.from_dict({"columns": COLUMNS, "rules": [rule]})
+    with pytest.raises(SpecError, match=r"schema, rule 1: rows keep no such rule.*under `allow`"):
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram())
 
 
 def test_a_schema_without_rules_is_written_as_before():

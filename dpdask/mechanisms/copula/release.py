@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Named
+from dpdask.cells import CutColumns
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,
     ReleasedCounts,
@@ -104,7 +105,7 @@ class FittedCopula(ReleasedCounts):
             self.cells(),
             self.model.workspace(min(self.model.block_rows, n_total)),
         )
-        rules = CellRules.of(self.schema.rules, cells)
+        view, rules = self.view, self.rules(cells)
         for block in range(start // size, -(-(start + n_rows) // size)):
             first = block * size
             low, high = max(start - first, 0), min(start + n_rows - first, size)
@@ -119,13 +120,17 @@ class FittedCopula(ReleasedCounts):
                 codes[:, place : min(place + CHUNK_ROWS, high)]
                 for place in range(low, high, CHUNK_ROWS)
             )
-            yield from draw_records(
-                self.columns, cells, chunks, partial(self._open_values, key, block, low), places
-            )
+            open_values = partial(self._open_values, key, block, low)
+            for rows in draw_records(view.modelled, cells, chunks, open_values, places):
+                yield view.write(rows)
+
+    def rules(self, cells: CutColumns) -> CellRules:
+        """Return what all records keep, on the cells that are counted."""
+        return CellRules.of(self.view.computed.model(self.schema).rules, cells)
 
     def condition(self, where: str) -> Condition:
         """Return which records a text asks for."""
-        return Condition.parse(where, self.cells())
+        return Condition.parse(where, self.cells(), self.view.told)
 
     def draw_blocks(
         self, n: int, key: RunKey, where: Condition | None
@@ -151,7 +156,7 @@ class FittedCopula(ReleasedCounts):
         meet it are drawn again.
         """
         cells, model, rngs = self.cells(), self.model, dict[str, Stream]()
-        rules, workspace = CellRules.of(self.schema.rules, cells), model.workspace(CHUNK_ROWS)
+        rules, workspace, view = self.rules(cells), model.workspace(CHUNK_ROWS), self.view
 
         def open_stream(name: str) -> Stream:
             return rngs.setdefault(name, model.stream(key, f"met {block}/{name}"))
@@ -171,10 +176,11 @@ class FittedCopula(ReleasedCounts):
                 found = model.places.draw(both, model.domain, open_stream("places"), n_beside)
                 places = {name: own[n_beside:] for name, own in found.items()}
             chunks = [drawn.codes]
+            types = view.modelled
             for rows in draw_records(
-                self.columns, cells, chunks, lambda name: open_stream(f"values/{name}"), places
+                types, cells, chunks, lambda name: open_stream(f"values/{name}"), places
             ):
-                parts.append(rows.filter(pa.array(where.meet(rows))))
+                parts.append(view.write(rows.filter(pa.array(where.meet(rows)))))
                 n_met, n_drawn = n_met + parts[-1].num_rows, n_drawn + rows.num_rows
             shares.append(drawn.share)
             check_met(n_met * drawn.share, n_drawn, 8 * MOST_MET)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
+from dpdask.computed import View
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
@@ -37,7 +38,7 @@ from dpdask.mechanisms.marginals.noise import (
 from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Sentences, Spec
 from dpdask.references.histogram import Bins, Found
-from dpdask.rules import CellRules, check_levels, describe_rule
+from dpdask.rules import CellRules, check_levels, describe_rules
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
@@ -132,7 +133,7 @@ class CopulaMechanism(NoisyTables):
     first: NoisyMarginals | None = None
 
     nobody: ClassVar = "synthetic records"
-    keeps_rules: ClassVar = True
+    keeps_rules: ClassVar = frozenset(("if", "forbid", "allow", "derived", "ordered"))
     has_model: ClassVar = True
     release_type: ClassVar = FittedCopula
 
@@ -271,7 +272,7 @@ class CopulaMechanism(NoisyTables):
             rules=self.rules(columns),
         )
         return FittedCopula(
-            schema=self.schema,
+            schema=self.declared,
             columns=columns.types,
             bins=self.bins_of(columns),
             noisy=counts,
@@ -334,10 +335,11 @@ class CopulaDescription(NoisyTablesDescription):
         """Return how far the counts of the tables may be off, and that records keep rules."""
         found, n = (
             NoisyTablesDescription.expectations(self, columns),
-            len(self.mechanism.schema.rules),
+            len(self.mechanism.declared.rules),
         )
         kept = f"every record keeps the {n} {'rule' if n == 1 else 'rules'} of the schema"
-        return (*found, kept) if n else found
+        view = View.of(self.mechanism.declared, columns.types)
+        return (*found, kept, *view.expectations) if n else found
 
     def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""
@@ -405,11 +407,7 @@ class CopulaDescription(NoisyTablesDescription):
             "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
             "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
             "latent_variables": report.n_latents,
-            **(
-                {"rules": list(map(describe_rule, rules))}
-                if (rules := release.schema.rules)
-                else {}
-            ),
+            **describe_rules(release.schema),
             "raked_tables": 0 if model.targets is None else len(model.targets.tables),
             "significant_share": report.kept_share,
             "nearest_correlation": {
@@ -422,8 +420,9 @@ class CopulaDescription(NoisyTablesDescription):
         return noisy_counts_section(
             budget=self.mechanism.budget,
             mechanism=mechanism,
-            schema=release.schema,
+            schema=self.mechanism.schema,
             cells=cells,
             accounting=accounting,
             n_rows=noisy.n_rows,
+            view=release.view,
         )

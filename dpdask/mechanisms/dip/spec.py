@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Json, Named
 from dpdask.codec import Codec
+from dpdask.computed import View
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
@@ -43,6 +44,7 @@ from dpdask.privacy.events import (
 )
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
 from dpdask.references.reference import TableReference
+from dpdask.rules import describe_rules
 from dpdask.schema import Schema
 from dpdask.stats.statistic import Statistic
 
@@ -117,6 +119,7 @@ class DipMechanism(Mechanism):
     budget: Budget
 
     releases_rows: ClassVar = True
+    keeps_rules: ClassVar = frozenset(("allow", "derived"))
 
     def check_parameters(self) -> None:
         """Check the budget, the costs and the reference."""
@@ -368,7 +371,12 @@ class DipDescription(Description):
             *(describe_spread(codecs) if bound.spreads else ()),
             *([f"{', '.join(adaptive)}: {TAILS}"] if adaptive else []),
             *(search.expectations if isinstance(search, CellSearch) else ()),
+            *self._see(columns).expectations,
         )
+
+    def _see(self, columns: Columns) -> View:
+        """Return the columns as they were declared, and as the mechanism sees them."""
+        return View.of(self.mechanism.declared, columns.types, joins=True)
 
     def section(
         self,
@@ -407,6 +415,7 @@ class DipDescription(Description):
                 "channel": self.mechanism.spec.channel,
                 **self.describe_joint(release),
                 "reference": shown,
+                **describe_rules(self.mechanism.declared),
             },
             columns=self._describe_all(release, columns),
             accounting=self.mechanism.accounting(release),
@@ -428,7 +437,8 @@ class DipDescription(Description):
         }
         unit, kept = self.mechanism.budget.unit_column, self.mechanism.schema.kept
         weights = () if unit is None or unit.weight is None else (unit.weight,)
-        return shown | {name: {"role": "kept"} for name in (*kept, *weights)}
+        kept_parts = {name: {"role": "kept"} for name in (*kept, *weights)}
+        return self._see(columns).describe(shown) | kept_parts
 
     @abstractmethod
     def describe_joint(self, release: Any) -> Json:
