@@ -470,7 +470,7 @@ class Points:
         line = np.flatnonzero(cells[:, 0] < cells[:, 1])
         share, around = rows[line] / rows.sum(), np.zeros(len(line))
         if len(line) < 3:
-            found[line] = share
+            found[line] = np.maximum(share, 0.0)  # the noise of a count may be below 0
             return found
         around[1:-1] = (share[:-2] + share[2:]) / 2.0
         around[[0, -1]] = 2.0 * share[[1, -2]]

@@ -61,7 +61,8 @@ def table():
 def release(folder, mechanism, **changed):
     folder.mkdir(parents=True, exist_ok=True)
     table().to_parquet(folder / "in.parquet")
-    given = {"schema": NUMBERS, "mechanism": MECHANISMS[mechanism], **changed}
+    own = MECHANISMS[mechanism] if isinstance(mechanism, str) else mechanism
+    given = {"schema": NUMBERS, "mechanism": own, **changed}
     run_here(write_job(folder, folder / "in.parquet", folder / "out", **given))
     return dpdask.open(str(folder / "out"))
 
@@ -451,6 +452,37 @@ def test_files_of_counts_come_back_and_are_the_same_bytes(shelf):
         if len(json.loads(name.partition("]")[0] + "]")) == 2
     ]
     assert set(pairs) == {25}
+
+
+# ---- the joint table of a perturbed histogram
+
+
+@pytest.mark.parametrize("output", ["cells", "rows"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_declared_cells_of_few_rows_are_answered_from_all_noisy_counts(tmp_path, output, adjacency):
+    kind = {"kind": "histogram", "bins": 40, "output": output}
+    columns = {"town": NUMBERS["town"], "pay": continuous([0, 20_000]), "kids": NUMBERS["kids"]}
+    private = {"epsilon": 1.0, "delta": 0, "adjacency": adjacency}
+    rows = table()
+    found = release(tmp_path, kind, schema=columns, privacy=private)
+    n_cells = found.card["mechanism"]["cells"]
+    assert len(rows) < 5.0 * n_cells
+    assert found.card["mechanism"]["cells_listed"] < n_cells / 2.0
+    share = found.share("town")
+    z = list((share.estimate - rows["town"].value_counts(normalize=True)) / share.standard_error)
+    tally = found.histogram("pay", [0, 1000, 2000, 20_000])
+    exact = np.histogram(rows["pay"].clip(0, 20_000), [0, 1000, 2000, 20_000])[0]
+    z += list((tally.estimate - exact) / (tally.standard_error + tally.bias_bound))
+    mean = found.mean("pay", within=(0, 8000))
+    truth = rows["pay"].clip(0, 8000).mean()
+    z.append((mean.estimate - truth) / (mean.standard_error + mean.bias_bound))
+    groups = found.mean("kids", by="town")
+    truth = rows.groupby("town")["kids"].mean()
+    z += list((groups.estimate - truth) / (groups.standard_error + groups.bias_bound))
+    assert np.abs(z).max() < 4.5
+    for each in (share, tally, mean, groups, found.quantile("pay", 0.5)):
+        low, high = each.interval()
+        assert np.all(np.asarray(low) < np.asarray(high))
 
 
 # ---- ends of the intervals of shares and numbers of rows

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.errors import SpecError
+from dpdask.errors import InputError, SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import noise as sparse
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
@@ -267,6 +267,60 @@ def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
     assert len(said) == 2
     assert "Noise alone may raise 1,140,074 empty cells to the threshold of 8" in said[1]
     assert len(list_warnings(domain, plan(budget(1.0), factor=2.0), 5e6)) == 1
+
+
+# What is published
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("threshold", ["none", "positive", "enhanced"])
+def test_the_noisy_counts_of_all_cells_are_published_as_they_were_before_the_threshold(
+    threshold, adjacency
+):
+    domain = named(30, 10)
+    planned = plan(budget(0.7, adjacency=adjacency), threshold=threshold)
+    release = histogram.draw(counts_of(domain, COUNTS), planned, rng=keyed(threshold + adjacency))
+    [rows] = release.list_counts()
+    assert rows["table"].unique().to_pylist() == ['["a", "b"] in cells']
+    counts = rows["count"].to_numpy()
+    assert len(counts) == 300
+    kept = counts >= release.cut if release.cut else counts != 0
+    np.testing.assert_array_equal(np.flatnonzero(kept), release.keys)
+    np.testing.assert_array_equal(counts[kept], release.weights)
+    exact = np.zeros(300)
+    exact[list(COUNTS)] = list(COUNTS.values())
+    z = (counts - exact) / rows["standard_deviation"][0].as_py()
+    assert abs(np.mean(z**2) - 1.0) < stats.norm.isf(ALPHA) * np.sqrt(5.0 / 300)
+    assert (counts < 0).any()
+    again = NoisyHistogram.from_bytes(release.to_bytes(), "here")
+    np.testing.assert_array_equal(again.every, counts)
+
+
+def test_of_many_cells_only_those_that_are_listed_are_there(monkeypatch):
+    monkeypatch.setattr(histogram, "DENSE_CELLS", 299)
+    for threshold in ("enhanced", "none"):
+        planned = plan(budget(0.7), threshold=threshold)
+        release = histogram.draw(counts_of(named(30, 10), COUNTS), planned, rng=keyed("many"))
+        assert len(release.keys)
+        assert release.list_counts() == ()
+
+
+@pytest.mark.parametrize("wrong", ["shape", "type", "kept", "weight"])
+def test_counts_of_all_cells_that_are_not_those_of_the_listed_ones_are_refused(wrong):
+    planned = plan(budget(0.7))
+    release = histogram.draw(counts_of(named(30, 10), COUNTS), planned, rng=keyed("wrong"))
+    every = release.every.copy()
+    if wrong == "shape":
+        every = every[1:]
+    if wrong == "type":
+        every = every.astype(np.int32)
+    if wrong == "kept":
+        every[np.flatnonzero(every < release.cut)[0]] = release.cut
+    if wrong == "weight":
+        every[release.keys[0]] += 1
+    data = replace(release, every=every).to_bytes()
+    with pytest.raises(InputError, match="not a noisy histogram"):
+        NoisyHistogram.from_bytes(data, "here")
 
 
 # What analysts get
