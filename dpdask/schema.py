@@ -32,6 +32,7 @@ Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
+MAX_FOUND = 2**15  # levels of a column whose levels were found
 DISCOVER = "discover"
 _N_LEVELS = f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it, or find the commonest by `levels: discover`"
 _LONGEST_SHOWN = 60  # characters of a level that a message names
@@ -244,7 +245,7 @@ class Column(Document):
         if self.discovers:
             self._check_discovery()
         elif self.kind == "categorical":
-            _check_distinct(self.levels or ())
+            _check_distinct(self.levels or (), MAX_LEVELS if self.found is None else MAX_FOUND)
         elif self.kind == "discrete":
             _check_increasing("levels", self.levels or ())
         elif self.kind == "mixed":
@@ -419,8 +420,8 @@ def _say_level(level: Level) -> str:
     return f"the level {shown}" if len(shown) <= _LONGEST_SHOWN else "a level"
 
 
-def _check_distinct(levels: tuple[Level, ...]) -> None:
-    if not 1 <= len(levels) <= MAX_LEVELS:
+def _check_distinct(levels: tuple[Level, ...], most: int = MAX_LEVELS) -> None:
+    if not 1 <= len(levels) <= most:
         raise ValueError(_N_LEVELS)
     if (
         len({type(level) for level in levels} - {int, float})
@@ -566,6 +567,11 @@ class Schema(Document):
     def discovered(self) -> tuple[str, ...]:
         """The names of the columns whose levels are yet to be found, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.discovers)
+
+    def take_levels(self, found: Schema) -> Schema:
+        """Return the schema with the levels that another one lists in place of those that are yet to be found."""
+        given = {name: found.columns[name] for name in self.discovered}
+        return self.model_copy(update={"columns": {**self.columns, **given}})
 
     def check_found(self, *, insecure: bool) -> None:
         """Refuse levels that were found with a seed, and so protect nobody, unless all noise is `insecure`."""

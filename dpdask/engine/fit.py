@@ -90,7 +90,7 @@ def fit(
         what = "a public table and a mechanism that counts its rows go together"
         raise InternalError(what, None, "report it")
     planned = mechanism
-    *earlier, (mechanism, drawn) = _read_rounds(mechanism, work)
+    *earlier, (mechanism, work, drawn) = _read_rounds(mechanism, work)
     number = len(earlier)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
@@ -106,6 +106,7 @@ def fit(
     if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts, columns)
     charge()
+    read_key = work.key
     while drawn is None:
         search = mechanism.search
         measured, columns = search or mechanism, work.columns
@@ -116,20 +117,19 @@ def fit(
             mechanism.check_counts(counts, columns)
         with step("drawing noise"):
             drawn = measured.draw(
-                counts, columns, lambda name: stream(work.key(), name, "") if insecure else None
+                counts, columns, lambda name: stream(read_key(), name, "") if insecure else None
             )
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
         drawn = _keep_drawn(measured, drawn, work, _name_noise(number))
         if search is not None:
-            mechanism = mechanism.with_found(search.find(drawn, columns))
+            mechanism, work = _take_found(mechanism, work, drawn)
             drawn, counts, number = None, None, number + 1
     with step("fitting"):
-        key = work.key()
-        release = mechanism.fit(counts if drawn is None else drawn, work.columns, key)
+        release = mechanism.fit(counts if drawn is None else drawn, work.columns, read_key())
     # the ledger records the digest, and a reference of held-out rows holds their values
-    secret = words(stream(key, "fit/salt", ""), 2).tobytes()
+    secret = words(stream(read_key(), "fit/salt", ""), 2).tobytes()
     sha256 = keep(work.secrets, RELEASE_NAME, salt(release.to_bytes(), secret))
     work.remove_counts(number)
     if not mechanism.releases_rows:
@@ -149,11 +149,11 @@ def read_measured(mechanism: Mechanism, work: TableWork) -> bytes:
     def list_tables() -> Iterator[pa.Table]:
         seen = set()
         # a later round may have drawn more of the same tables
-        for each, drawn in reversed(_read_rounds(mechanism, work)):
+        for each, its_work, drawn in reversed(_read_rounds(mechanism, work)):
             if drawn is None:
                 continue
             own = set()
-            for table in (each.search or each).list_counts(drawn, work.columns):
+            for table in (each.search or each).list_counts(drawn, its_work.columns):
                 label = table["table"][0].as_py()
                 own.add(label)
                 if label not in seen:
@@ -191,8 +191,20 @@ def carry_on(
     return Fitted.of_pass(counted, sha256, work.bounds_sha256)
 
 
-def _read_rounds(mechanism: Mechanism, work: TableWork) -> list[tuple[Mechanism, Archived | None]]:
-    """Return the mechanism and the noise of each round up to the one that is reached, whose noise may not be drawn yet.
+def _take_found(
+    mechanism: Mechanism, work: TableWork, drawn: Archived
+) -> tuple[Mechanism, TableWork]:
+    """Return the mechanism and the work of the next round, with what this one found."""
+    assert mechanism.search is not None
+    following = mechanism.with_found(mechanism.search.find(drawn, work.columns))
+    found = following.schema is not mechanism.schema
+    return following, work.with_levels(following.schema) if found else work
+
+
+def _read_rounds(
+    mechanism: Mechanism, work: TableWork
+) -> list[tuple[Mechanism, TableWork, Archived | None]]:
+    """Return the mechanism, the work and the noise of each round up to the one that is reached, whose noise may not be drawn yet.
 
     An earlier driver drew and kept the noise before it died.
 
@@ -202,15 +214,15 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> list[tuple[Mechanism,
     they lie beside the run key in a folder of mode 0700, and whoever can write there can read the
     key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
-    rounds: list[tuple[Mechanism, Archived | None]] = []
+    rounds: list[tuple[Mechanism, TableWork, Archived | None]] = []
     while work.secrets.exists(name := _name_noise(len(rounds))):
         search = mechanism.search
         drawn = (search or mechanism).read_drawn(work.secrets.read(name), work.columns)
-        rounds.append((mechanism, drawn))
+        rounds.append((mechanism, work, drawn))
         if search is None:
             return rounds
-        mechanism = mechanism.with_found(search.find(drawn, work.columns))
-    return [*rounds, (mechanism, None)]
+        mechanism, work = _take_found(mechanism, work, drawn)
+    return [*rounds, (mechanism, work, None)]
 
 
 def _name_noise(number: int) -> str:

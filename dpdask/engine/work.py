@@ -139,6 +139,12 @@ class TableWork:
         """The columns as a mechanism sees them."""
         return Columns(types=self.released, codecs=self.codecs)
 
+    def with_levels(self, found: Schema) -> TableWork:
+        """Return the work with the levels that a round has found, which that schema lists now."""
+        view = View.of(self.view.schema.take_levels(found), self.released)
+        encoded = tuple(name for name in self.encoded if found.columns[name].discovers)
+        return replace(self, view=view, encoded=encoded)
+
     def with_keys(self) -> TableWork:
         """Return the work once the run's keys are written: the hold-out is the dataset's if its key is there."""
         kept = self.fraction is not None and self.secrets.exists(HOLDOUT_NAME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -215,7 +215,11 @@ def find_stored(fragment: Fragment, columns: list[str]) -> list[str]:
 
 
 def complete(
-    batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: list[str], types: pa.Schema
+    batches: Iterator[pa.RecordBatch],
+    fragment: Fragment,
+    columns: list[str],
+    types: pa.Schema,
+    encoded: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's rows as its table has them.
 
@@ -224,6 +228,8 @@ def complete(
     batches
         All rows of the fragment's file or row group, in order, with the columns that `find_stored`
         names.
+    encoded
+        Columns that may stay dictionaries of their type.
     """
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
     wanted = pa.schema([(name, types.field(name).type) for name in columns])
@@ -246,14 +252,17 @@ def complete(
         arrays = [
             pa.repeat(typed[name], n_rows)
             if name in typed
-            else _convert(batch.column(renamed.get(name, name)), name, type_)
+            else _convert(batch.column(renamed.get(name, name)), name, type_, name in encoded)
             for name, type_ in zip(columns, wanted.types, strict=True)
         ]
+        if encoded:
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
+            continue
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _convert(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
-    if array.type == type_:
+def _convert(array: pa.Array, name: str, type_: pa.DataType, may_be_encoded: bool) -> pa.Array:
+    if array.type == type_ or (may_be_encoded and array.type == pa.dictionary(pa.int32(), type_)):
         return array
     where, hint = f"column {name!r}", "write all files with one type"
     if not fits(array.type, type_):  # a dropped column that names the unit

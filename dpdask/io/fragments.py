@@ -190,7 +190,7 @@ def read_batches(
             )
         else:
             batches = csv.read_batches(fragment, stored or types.names[:1], types)
-        yield from complete(batches, fragment, columns, types)
+        yield from complete(batches, fragment, columns, types, encoded)
 
 
 def takes_in(url: str, folder: str, inside: int = 0) -> bool:

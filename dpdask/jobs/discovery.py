@@ -25,7 +25,8 @@ from dpdask.jobs.draft import wrap_levels, write_level
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job, load_job, opens_stores
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.discover import COLUMN, LEVEL, DiscoverMechanism
+from dpdask.mechanisms.discover import DiscoverMechanism
+from dpdask.mechanisms.levels import COLUMN, LEVEL
 from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
 
 KIND = "discover"

@@ -1,23 +1,15 @@
-"""The levels of columns that nobody can list, found under privacy: the values that enough units have."""
+"""The search for levels as a mechanism of its own, whose release is the list."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 
-from dpdask.archive import Archive, Archived, Contents, Named
-from dpdask.arrays import Ints
-from dpdask.codec import LevelCodec, is_text
-from dpdask.conditions import Level
-from dpdask.errors import InputError, SpecError, list_names, say_count
+from dpdask.errors import SpecError, list_names, say_count
 from dpdask.mechanisms.card import Card, Guidance, Section, no_margin, noisy_counts_section
+from dpdask.mechanisms.levels import TYPES, FoundLevels, LevelSearch, check_delta, plan_selection
 from dpdask.mechanisms.marginals.noise import account_for
 from dpdask.mechanisms.mechanism import (
     Columns,
@@ -26,26 +18,13 @@ from dpdask.mechanisms.mechanism import (
     Sentences,
     Spec,
 )
-from dpdask.privacy import Budget
-from dpdask.privacy.events import (
-    CentralEvent,
-    Composed,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    KeySelection,
-    from_dict,
-    round_down,
-    scale_events,
-    to_dict,
-)
-from dpdask.privacy.noise import find_threshold, margin_95, select_keys
+from dpdask.privacy.events import Composed, KeySelection
+from dpdask.privacy.noise import find_threshold
 from dpdask.schema import MAX_LEVELS, Column, Schema
 from dpdask.stats.keys import ColumnKeys, KeyStatistic
 from dpdask.streams import Noise, RunKey
 
-COLUMN, LEVEL, UNITS = "column", "level", "units"
 _FEW_LEVELS = 20  # that there can be: fewer are worth a warning
-TYPES = pa.schema([(COLUMN, pa.string()), (LEVEL, pa.string()), (UNITS, pa.int64())])
 
 
 class DiscoverSpec(Spec):
@@ -63,107 +42,6 @@ class DiscoverSpec(Spec):
             for name, column in schema.columns.items()
         }
         return schema.model_copy(update={"columns": columns, "rules": ()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FoundLevels(Archived):
-    """The levels that were found, the commonest first, with the noisy number of units that have each."""
-
-    archive: ClassVar = Archive(kind="discover", format=1, noun="list of levels")
-
-    schema: Schema
-    events: Mapping[str, KeySelection]
-    levels: Mapping[str, list[Level]]
-    units: Mapping[str, Ints]
-
-    types: ClassVar = TYPES
-    few_valued: ClassVar = [COLUMN]
-
-    def n_drawn(self, wanted: int | None) -> int:
-        """Return how many levels were found; see `RecordRelease.n_drawn`."""
-        if wanted is not None:
-            hint = "leave it out to get every level"
-            raise SpecError("a list of levels is no sample", "n_rows", hint)
-        return sum(map(len, self.levels.values()))
-
-    def condition(self, where: str) -> Any:
-        """Refuse: no records are drawn."""
-        raise SpecError("a list of levels is no sample", "where", "leave it out")
-
-    def batches(
-        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str, *where: Any
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the levels as rows; see `RecordRelease.batches`."""
-        del n_total, key, part, where
-        listed = [(name, str(level)) for name, found in self.levels.items() for level in found]
-        arrays = [pa.array(each, pa.string()) for each in zip(*listed, strict=True)]
-        units = np.concatenate([*self.units.values(), np.zeros(0, dtype=np.int64)])
-        if listed:
-            batch = pa.RecordBatch.from_arrays([*arrays, pa.array(units)], schema=TYPES)
-            yield batch.slice(start, n_rows)
-
-    def _contents(self) -> Contents:
-        header = {
-            "schema": self.schema.model_dump(exclude_none=True),
-            "events": {name: to_dict(event) for name, event in self.events.items()},
-            "levels": dict(self.levels),
-        }
-        return header, dict(self.units)
-
-    @classmethod
-    def _of_contents(cls, header: Named, arrays: Named) -> Self:
-        levels, events = header["levels"], header["events"]
-        units = {name: np.asarray(arrays[name]) for name in levels}
-        if any(
-            each.dtype != np.int64 or each.shape != (len(levels[name]),)
-            for name, each in units.items()
-        ):
-            raise ValueError("the numbers of units are not those of the levels")
-        return cls(
-            schema=Schema.from_dict(header["schema"]),
-            events={name: _read_event(events[name]) for name in levels},
-            levels=levels,
-            units=units,
-        )
-
-
-def _read_event(data: Named) -> KeySelection:
-    event = from_dict(data)
-    if not isinstance(event, KeySelection):
-        raise ValueError("the event is no selection of keys")  # noqa: TRY004 - what an archive expects
-    return event
-
-
-@lru_cache(maxsize=16)
-def plan_selection(budget: Budget, n_columns: int) -> KeySelection:
-    """Return the selection of each of some columns that together spend a budget, with the least threshold.
-
-    Notes
-    -----
-    Laplace noise of a pure ε leaves all of δ for keys of one unit, which is best for one column of
-    rows. Otherwise half of δ goes to the composition; Gaussian noise is best where a unit has many
-    keys.
-    """
-    adjacency, keys = budget.adjacency, budget.rows_per_unit
-    replaced = adjacency == "replace-one"
-    # the keys that a unit loses and those that it gains are two vectors, each with noise of its own
-    laplace = DiscreteLaplace(
-        scale=1.0, sensitivity=keys, adjacency=adjacency, count=2 if replaced else 1
-    )
-    drafts: list[tuple[CentralEvent, float]] = [(laplace, 1.0)]
-    if n_columns > 1 or keys > 1:
-        moved = math.sqrt(2 * keys if replaced else keys)
-        gaussian = DiscreteGaussian(sigma=1.0, sensitivity=moved, adjacency=adjacency)
-        drafts += [(laplace, 0.5), (gaussian, 0.5)]
-    found = []
-    for draft, share in drafts:
-        lost = round_down(Fraction(budget.delta) * Fraction(share) / n_columns)
-        left = round_down(Fraction(budget.delta) - n_columns * Fraction(lost))
-        together = replace(draft, count=draft.count * n_columns)
-        [scaled] = scale_events([together], budget.epsilon, left if share < 1 else 0.0)
-        noise = replace(scaled, count=draft.count)
-        found.append(KeySelection(noise=noise, keys=keys, delta=lost))
-    return min(found, key=find_threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +62,7 @@ class DiscoverMechanism(NoisyCounts):
 
     def check_spec(self) -> None:
         """Check that there is a δ: no key can be listed without."""
-        if not self.budget.delta:
-            what = "a level that is found may be that of one unit alone, with a probability of δ"
-            raise SpecError(what, "`delta`", "set it above 0, to 1e-6 for instance")
+        check_delta(self.budget)
 
     @property
     def selection(self) -> KeySelection:
@@ -204,49 +80,27 @@ class DiscoverMechanism(NoisyCounts):
         unit = self.budget.unit_column
         return () if unit is None else (unit.column,)
 
+    @property
+    def levels(self) -> LevelSearch:
+        """What is counted and drawn."""
+        events = dict.fromkeys(self.schema.privatised, self.selection)
+        return LevelSearch(schema=self.schema, budget=self.budget, events=events)
+
     def check(self, columns: Columns) -> None:
         """Check that the columns hold texts, whole numbers or dates."""
-        for name, codec in columns.codecs.items():
-            type_ = codec.type
-            if not (is_text(type_) or pa.types.is_integer(type_) or pa.types.is_date(type_)):
-                what = f"levels of the type {type_} cannot be found"
-                raise SpecError(what, f"column {name!r}", "list them, or declare bounds")
+        self.levels.check(columns)
 
     def statistic(self, columns: Columns) -> KeyStatistic:
         """Return what is counted: the units of each value."""
-        codecs = {
-            name: codec for name, codec in columns.codecs.items() if isinstance(codec, LevelCodec)
-        }
-        unit = self.budget.unit_column
-        return KeyStatistic(
-            codecs=codecs,
-            unit=None if unit is None else unit.column,
-            most=self.budget.rows_per_unit,
-        )
+        return self.levels.statistic(columns)
 
     def draw(self, counts: ColumnKeys, columns: Columns, noise: Noise) -> FoundLevels:
         """Draw the noise of every value that occurs, and return those that are listed; see `Mechanism.draw`."""
-        del columns
-        levels, units = {}, {}
-        for name, keys in counts.columns.items():
-            tally = keys.tally()
-            rng = noise(f"discover/{name}")
-            places, noisy = select_keys(tally.counts, self.selection, rng=rng)
-            order = np.argsort(-noisy, kind="stable")
-            listed = tally.keys.take(pa.array(places[order])).to_pylist()
-            # which replaces the others whether it is found or not
-            kept = np.array([level != self.schema.columns[name].other for level in listed], bool)
-            levels[name] = [level for level, is_kept in zip(listed, kept, strict=True) if is_kept]
-            units[name] = noisy[order][kept]
-        events = dict.fromkeys(levels, self.selection)
-        return FoundLevels(schema=self.schema, events=events, levels=levels, units=units)
+        return self.levels.draw(counts, columns, noise)
 
     def read_drawn(self, data: bytes, columns: Columns) -> FoundLevels:
         """Return the levels that an earlier driver kept; see `Mechanism.read_drawn`."""
-        found = FoundLevels.from_bytes(data, "the run's list of levels")
-        if dict(found.events) != dict.fromkeys(columns.codecs, self.selection):
-            raise InputError("this is the list of another run", "levels", "`dpdask abort` the run")
-        return found
+        return self.levels.read_drawn(data, columns)
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written: the column, its level, and the noisy number of units."""
@@ -294,13 +148,7 @@ class DiscoverDescription(NoisyCountsDescription):
     def expectations(self, columns: Columns) -> Sentences:
         """Return how many units a level needs."""
         del columns
-        selection, unit = self.mechanism.selection, self.mechanism.budget.unit_column
-        least, off = find_threshold(selection), margin_95(selection.noise)
-        who = "rows" if unit is None else f"values of {unit.column}"
-        return (
-            f"a level that {least + math.ceil(off):,} {who} or more have is found with probability 0.95; one that a single one has, with at most {selection.delta:.3g}",
-            f"a number of units is off by at most {off:,.3g} with probability 0.95; those of levels that were only just found are too high",
-        )
+        return self.mechanism.levels.expectations
 
     def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a search: δ, and levels that need a large part of the rows."""

@@ -44,7 +44,7 @@ from dpdask.privacy.events import (
 from dpdask.privacy.noise import check_scale
 from dpdask.references.histogram import check_bins
 from dpdask.references.reference import TableReference
-from dpdask.schema import Column, Schema, arrow_type
+from dpdask.schema import MAX_LEVELS, Column, Schema, arrow_type
 from dpdask.stats.statistic import Statistic
 from dpdask.streams import Noise, Rng, RunKey, Stream, stream
 
@@ -295,6 +295,7 @@ class Mechanism(ABC):
     releases_rows: ClassVar[bool]
     keeps_rules: ClassVar[frozenset[RuleKind]] = frozenset()
     finds_levels: ClassVar[bool] = False  # whether it searches for levels that are not listed
+    most_levels: ClassVar[int] = MAX_LEVELS  # of a column
     # whether the rows of a unit are chosen in a pass before the count; else the count bounds them
     bounds_rows: ClassVar[bool] = True
     has_model: ClassVar[bool] = False  # whether records can be drawn from what it fits
@@ -316,6 +317,10 @@ class Mechanism(ABC):
             what = "its levels are not found yet"
             hint = "find them with `dpdask discover JOB --epsilon E`, or list them"
             raise SpecError(what, f"column {self.schema.discovered[0]!r}", hint)
+        for name in self.schema.privatised:
+            if len(self.schema.columns[name].listed) > self.most_levels:
+                what = f"this mechanism takes at most {self.most_levels:,} levels of a column"
+                raise SpecError(what, f"column {name!r}", "leave out the rarest of those found")
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (
             unit.column not in self.schema.columns

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpdask.arrays import Int32s, Ints, Words
-from dpdask.codec import LevelCodec
+from dpdask.codec import Codecs, LevelCodec
 from dpdask.errors import DataError
 from dpdask.kernels.hashing import first_rows, groups, siphash
 from dpdask.stats.statistic import Chosen, TreeFold, as_words
@@ -28,9 +28,15 @@ class KeyCounts(NamedTuple):
     counts: Ints
 
 
+def _leave_out_empty(keys: pa.Array, counts: Ints) -> KeyCounts:
+    """Return keys without those whose count is 0: not all values of a dictionary occur."""
+    occur = counts > 0
+    return KeyCounts(keys.filter(pa.array(occur)), counts[occur])
+
+
 def _tally(keys: pa.Array, counts: Ints) -> KeyCounts:
-    """Return keys with their counts, each key once and none with a count of 0."""
-    table = pa.table({"key": keys, "count": counts}).filter(pc.field("count") > 0)
+    """Return keys with their counts, each key once."""
+    table = pa.table({"key": keys, "count": counts})
     summed = table.group_by("key", use_threads=False).aggregate([("count", "sum")])
     return KeyCounts(
         summed["key"].combine_chunks(), np.asarray(summed["count_sum"], dtype=np.int64)
@@ -55,14 +61,23 @@ def _encode(array: pa.ChunkedArray) -> tuple[pa.Array, Int32s]:
 class RowKeys:
     """How many rows have each key."""
 
-    keys: pa.Array
+    keys: pa.Array  # those of a part may hold one twice, as its dictionary does
     counts: Ints
 
     @classmethod
     def of_rows(cls, array: pa.ChunkedArray) -> Self:
         """Return the counts of some rows, of which none is null."""
-        keys, codes = _encode(array)
-        return cls(*_tally(keys, np.bincount(codes, minlength=len(keys)).astype(np.int64)))
+        encoded = array.dictionary_encode()
+        keys, counts = [pa.nulls(0, encoded.type.value_type)], [np.zeros(0, dtype=np.int64)]
+        last = None
+        for chunk in encoded.chunks:
+            # batches of one row group share their dictionary, and to compare it is faster than to hash it
+            if last is None or not chunk.dictionary.equals(last):
+                last = chunk.dictionary
+                keys.append(last)
+                counts.append(np.zeros(len(last), dtype=np.int64))
+            counts[-1] += np.bincount(chunk.indices, minlength=len(last))
+        return cls(*_leave_out_empty(pa.concat_arrays(keys), np.concatenate(counts)))
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
@@ -72,8 +87,9 @@ class RowKeys:
 
     def tally(self) -> KeyCounts:
         """Return how many rows have each key."""
-        order = pc.sort_indices(self.keys)
-        return KeyCounts(self.keys.take(order), self.counts[np.asarray(order)])
+        keys, counts = _tally(self.keys, self.counts)
+        order = pc.sort_indices(keys)
+        return KeyCounts(keys.take(order), counts[np.asarray(order)])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -131,7 +147,7 @@ class UnitKeys:
     def tally(self) -> KeyCounts:
         """Return how many units have each key."""
         counts = np.bincount(self.codes, minlength=len(self.keys)).astype(np.int64)
-        return RowKeys(*_tally(self.keys, counts)).tally()
+        return RowKeys(*_leave_out_empty(self.keys, counts)).tally()
 
 
 Keys = RowKeys | UnitKeys
@@ -157,6 +173,7 @@ class KeyStatistic:
     """How many units have each key of some columns."""
 
     codecs: dict[str, LevelCodec]
+    checked: Codecs = field(default_factory=dict)  # of columns whose values are only checked
     unit: str | None = None  # the column that names the unit; None: it is the row
     most: int = 1  # how many keys of a unit are counted in each column
     rows_per_task: int | None = field(default=None, init=False)
@@ -177,6 +194,8 @@ class KeyCounter:
     def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
         """Count the next rows; see `Counter.add`."""
         del chosen  # the statistic bounds units itself
+        for name, codec in self._asked.checked.items():
+            codec.encode(batch.column(name))
         if self._asked.unit is not None and not self._secrets:
             for name in (UNIT_ID, KEYS_ID):
                 one, other = words(streams.of_run(name), 2)

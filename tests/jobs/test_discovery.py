@@ -22,8 +22,8 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.discovery import find_written, load_discovery, write_levels
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import load_job
-from dpdask.mechanisms.discover import plan_selection
+from dpdask.jobs.spec import load_job, open_table
+from dpdask.mechanisms.levels import FoundLevels, plan_selection
 from dpdask.privacy import Budget
 from dpdask.privacy.noise import bound_tail, find_threshold
 from dpdask.schema import Schema
@@ -81,8 +81,6 @@ def columns_of(job):
 def test_levels_are_found_and_written_with_their_source(tmp_path, table):
     place = ledger(tmp_path)
     job = job_of(tmp_path, ledger=place)
-    with pytest.raises(SpecError, match=r"'code'.*not found yet.*dpdask discover"):
-        load_job(job)
     ran = call_cli("discover", job, "--epsilon", 1, "--json")
     assert ran.returncode == 0, ran.stderr
     told, columns = json.loads(ran.stdout), columns_of(job)
@@ -243,6 +241,107 @@ def test_a_unit_counts_for_few_of_its_keys(tmp_path):
     assert abs(row["units"] - n) < 60
 
 
+# ---- a job that finds the levels that it counts
+
+
+def find_inside(tmp_path, **changes):
+    """Run a job whose levels are not listed, and return its card and its rows."""
+    outcome = run_job(load_job(job_of(tmp_path, **changes)))
+    card = json.loads((tmp_path / "out/_dpdask/release.json").read_text())
+    parts = [pq.read_table(tmp_path / "out" / each.name) for each in outcome.manifest.shards]
+    return card, pa.concat_tables(parts)
+
+
+ONE_TABLE = {"kind": "marginals", "cliques": [["code"]]}
+TABLES = {"kind": "marginals", "cliques": [["code"], ["day", "age"], ["number"]]}
+
+
+@pytest.mark.parametrize("unit", ["row", USER])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_a_job_finds_the_levels_that_it_counts(adjacency, unit, tmp_path, table):
+    privacy = {**PRIVACY, "epsilon": 10.0, "adjacency": adjacency, "unit": unit}
+    place = ledger(tmp_path)
+    card, _ = find_inside(tmp_path, privacy=privacy, mechanism=TABLES, ledger=place)
+    for name in ("code", "number", "day"):
+        column = card["columns"][name]
+        found = [each for each in column["levels"] if each is not None]
+        other = found.pop()
+        assert str(other) == str(SCHEMA[name]["other"])
+        assert found == sorted(found)
+        counts = Counter(map(str, table[name].drop_null().to_pylist()))
+        assert len(found) > 5
+        assert all(counts[str(each)] > 1 for each in found)
+    events = card["accounting"]["events"]["events"]
+    assert [each["kind"] for each in events[:3]] == ["key-selection"] * 3
+    moved = (1 if unit == "row" else 3) * (1 if adjacency == "add-remove" else 2)
+    assert events[0]["noise"]["sensitivity"] == pytest.approx(moved**0.5, rel=1e-15)
+    assert events[0]["noise"]["sensitivity"] ** 2 >= moved * (1 - 1e-15)
+    assert 3 * events[0]["delta"] <= 1e-6 / 4
+    assert card["accounting"]["epsilon_exact"] <= 10.0
+    [intend, _] = charging_entries(place["url"], "people")
+    assert (intend.charge.epsilon, intend.charge.delta) == (10.0, 1e-6)
+
+
+def test_records_of_found_levels_alone_come_out(tmp_path, table):
+    mechanism = {"kind": "copula", "n_rows": 3_000}
+    schema = {name: SCHEMA[name] for name in ("code", "age")} | {
+        name: {"role": "drop"} for name in ("number", "day", "user")
+    }
+    card, rows = find_inside(tmp_path, schema=schema, mechanism=mechanism)
+    levels, exact = card["columns"]["code"]["levels"], Counter(table["code"].to_pylist())
+    assert set(rows["code"].to_pylist()) <= set(levels)
+    assert max(exact.values()) < 0.5 * 20_000
+    drawn, listed = Counter(rows["code"].to_pylist()), set(levels)
+    shares = {name: n / 20_000 for name, n in exact.items() if name in listed}
+    shares["other"] = 1 - sum(shares.values())
+    assert sum(abs(drawn[name] / 3_000 - share) for name, share in shares.items()) / 2 < 0.15
+
+
+def test_a_plan_says_what_a_search_inside_a_job_costs(tmp_path, table):
+    job = load_job(job_of(tmp_path, mechanism=TABLES))
+    plan, noise = plan_job(job), job.mechanism.noise
+    assert plan.stages[0].startswith("levels: read all")
+    assert sum("is found with probability 0.95" in line for line in plan.expectations) == 1
+    sigma = noise.levels["code"].noise.sigma
+    assert [each["on"] for each in plan.noise if each["sigma"] == sigma] == ["3 vectors of counts"]
+
+
+def test_no_more_levels_are_taken_than_tables_can_hold(tmp_path):
+    """The commonest, as many as a power of two; else a run would fail after its charge."""
+    rows = [f"c{each}" for each in range(3_000) for _ in range(20 + 60 * (each < 1_023))]
+    wide = {"role": "privatise", "kind": "categorical", "levels": [*range(2_000)]}
+    more = {name: {**CODE, "other": "o"} for name in ("code", "two")}
+    table = pa.table({"code": rows, "two": rows, "wide": [0] * len(rows)})
+    pq.write_table(table, tmp_path / "in.parquet")
+    job = load_job(job_of(tmp_path, schema={**more, "wide": wide}, privacy__epsilon=50.0))
+    opened = open_table(job, Folder(job.output_url))
+    search = opened.mechanism.search
+    most = search.count_most(opened.work.columns)
+    assert most == 1_024
+    levels = [f"c{each}" for each in range(3_000)]
+    found = FoundLevels(
+        schema=job.schema,
+        events=search.events,
+        levels=dict.fromkeys(more, levels),
+        units={name: np.arange(3_000)[::-1] for name in more},
+    )
+    column = search.find(found, opened.work.columns).columns["two"]
+    assert set(column.levels) == {*levels[:1_023], "o"}
+    assert len(column.levels) == 1_024
+    # tables of their own take all of them
+    tables = {"kind": "marginals", "cliques": [["code"]]}
+    job = load_job(job_of(tmp_path, schema={**more, "wide": wide}, mechanism=tables))
+    opened = open_table(job, Folder(job.output_url))
+    following = opened.mechanism.with_found(
+        opened.mechanism.search.find(found, opened.work.columns)
+    )
+    assert len(following.schema.columns["code"].levels) == 3_001
+    assert following.event == opened.mechanism.event
+    listed = Schema.from_dict(following.schema.model_dump(exclude_none=True))
+    with pytest.raises(SpecError, match="takes at most 2,048 levels"):
+        GaussianCopula(listed, epsilon=1.0, delta=1e-6)
+
+
 # ---- the text of the schema
 
 
@@ -392,7 +491,6 @@ def test_a_declaration_that_cannot_be_is_refused(column, said):
     [
         ({"kind": "dip", "reference": {"kind": "histogram"}}, {}),
         ({"kind": "dip", "reference": {"kind": "known", "columns": {}}}, {}),
-        ({"kind": "marginals", "cliques": [["code"]]}, {}),
         ({"kind": "histogram"}, {}),
     ],
 )
@@ -400,6 +498,34 @@ def test_a_release_before_its_levels_are_found_is_refused(mechanism, more, tmp_p
     job = job_of(tmp_path, schema={"code": CODE}, mechanism=mechanism, **more)
     with pytest.raises(SpecError, match="not found yet; find them with `dpdask discover"):
         load_job(job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy__delta": 0}, "set it above 0"),
+        (
+            {"rules": [{"forbid": {"code": ["other"], "sex": ["f"]}}]},
+            "so no rule can name them; find them first",
+        ),
+    ],
+)
+def test_a_search_inside_a_job_that_cannot_be_is_refused(changes, said, tmp_path):
+    sex = {"role": "privatise", "kind": "categorical", "levels": ["f", "m"]}
+    schema = {"columns": {"code": CODE, "sex": sex}}
+    schema |= {key: value for key, value in changes.items() if key == "rules"}
+    given = {key: value for key, value in changes.items() if key != "rules"}
+    job = job_of(tmp_path, **given)
+    (job.parent / "schema.yaml").write_text(json.dumps(schema))
+    with pytest.raises(SpecError, match=said):
+        load_job(job)
+
+
+def test_a_type_whose_levels_cannot_be_found_is_refused_before_the_charge(tmp_path):
+    pq.write_table(pa.table({"code": [0.5, 1.5]}), tmp_path / "in.parquet")
+    job = job_of(tmp_path, schema={"code": {**CODE, "other": 0.5}}, mechanism=ONE_TABLE)
+    with pytest.raises(SpecError, match=r"levels of the type double cannot be found"):
+        run_job(load_job(job))
 
 
 def test_a_search_that_cannot_be_is_refused_before_a_row_is_read(tmp_path, table):

@@ -2,14 +2,19 @@
 
 # ruff: noqa: RUF012 - a case is a class, and nobody changes what it holds
 
+import json
+
+import pandas as pd
+import pyarrow as pa
 import pytest
 from e2e.helpers import categorical, charging_entries, continuous, refusing, run_here
-from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at
+from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at, table
 
 import dpdask
 from dpdask.engine import fit as fit_module
 from dpdask.errors import DataError
 from dpdask.mechanisms import expectations as cell_search
+from dpdask.mechanisms import levels
 from dpdask.privacy import noise
 
 LINE = {"name": "uniform", "loc": 0.0, "scale": 10.0}
@@ -169,6 +174,74 @@ class TestPerturbedRanges(TestRanges):
 
 
 class TestCopula(_TwoRounds):
+    kind = "copula"
+    python = dpdask.GaussianCopula
+    of_job = {"n_rows": 150}
+    releases_rows = False
+
+
+class _FindsLevels(MechanismContract):
+    """Mechanisms that find the levels of `code` in a round before that for the cells of `line`."""
+
+    privacy = {**PRIVACY, "delta": 1e-4}
+    schema = {
+        **SCHEMA,
+        "code": {
+            "role": "privatise",
+            "kind": "categorical",
+            "type": "string",
+            "levels": "discover",
+            "other": "rest",
+        },
+    }
+
+    def frame(self):
+        codes = ["a"] * 150 + ["b"] * 70 + [f"rare-{each}" for each in range(20)]
+        codes = pd.array(codes[::-1], dtype=pd.ArrowDtype(pa.string()))
+        return table().assign(code=codes)[list(self.columns())]
+
+    @pytest.mark.usefixtures("seeded_ledgers")
+    @pytest.mark.parametrize("kept", ["noisy.npz", "noisy-1.npz", "noisy-2.npz"])
+    def test_a_run_that_is_killed_between_its_rounds_draws_none_again(
+        self, kept, whole, tmp_path, monkeypatch
+    ):
+        def forbid():
+            drawn = [(levels, "select_keys"), (cell_search, "perturb"), (noise, "perturb")]
+            rounds = ["noisy.npz", "noisy-1.npz", "noisy-2.npz"]
+            for module, name in drawn[: rounds.index(kept) + 1]:
+                monkeypatch.setattr(
+                    module, name, lambda *_, **__: pytest.fail("noise that was kept is drawn again")
+                )
+
+        killed = killed_at(fit_module, "_keep_drawn", after=True, when=lambda *g: g[-1] == kept)
+        self.resume(whole, tmp_path / "out", killed, forbid)
+
+    test_all_rows_are_checked_before_the_first_noise = (
+        _TwoRounds.test_all_rows_are_checked_before_the_first_noise
+    )
+
+    def test_only_levels_of_the_list_come_out(self, whole):
+        folder, _ = whole
+        card = json.loads((folder / "expected/_dpdask/release.json").read_text())
+        code = card["columns"]["code"]
+        assert code["levels"] == ["a", "b", "rest"]
+        assert code["threshold"] > 2
+        assert 0 < code["delta"] <= 1e-4 / 4
+        assert card["accounting"]["events"]["events"][0]["kind"] == "key-selection"
+        assert card["accounting"]["epsilon_exact"] <= 4.0
+        text = (folder / "expected").rglob("*")
+        assert not any(b"rare-" in each.read_bytes() for each in text if each.is_file())
+
+
+class TestMarginalsThatFindLevels(_FindsLevels):
+    kind = "marginals"
+    python = dpdask.Marginals
+    given = {"cliques": [["code"], ["code", "line"], ["level"]]}
+    releases_rows = False
+    n_sampled = None
+
+
+class TestCopulaThatFindsLevels(_FindsLevels):
     kind = "copula"
     python = dpdask.GaussianCopula
     of_job = {"n_rows": 150}

@@ -3,12 +3,15 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
 import pytest
 
 from dpdask.errors import SpecError
+from dpdask.mechanisms.marginals.noise import plan_noise
+from dpdask.privacy import Budget
 from dpdask.privacy.events import (
     Composed,
     DiscreteGaussian,
@@ -236,6 +239,54 @@ def test_another_number_that_shares_the_noise_is_found_out(make):
     near = [[(threshold, threshold - 1)]]
     shared = release(selection.noise, threshold, selection.noise, near)
     assert exact_delta(shared, at) > 1.5 * total
+
+
+# ---- a list, and a table of its levels that the same job counts
+
+
+def listed_and_counted(selection, table, move):
+    """The outcomes of one key: listed or not, with its number, and then a count in a table, its own or that of all others.
+
+    The row that differs moves one of these counts by one.
+    """
+    told = key_outcomes(selection.noise, find_threshold(selection), *move)
+    numbers, single = np.arange(-120, 121), mass(table, 240)
+    moved = grouped(single[240 + numbers - 1], single[240 + numbers])
+    parts = [product(each, moved) for each in told]
+    return grouped(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize("total", [0.015, 0.06])
+def test_a_list_and_the_tables_of_a_job_cost_what_its_plan_says(total):
+    budget = Budget(epsilon=1.0, delta=total, adjacency="add-remove")
+    planned = plan_noise(budget, 1, one_way=1.0, pairs=0.0, discovered=("key",))
+    selection, table = planned.levels["key"], planned.one_way
+    assert planned.event == Composed(events=(selection, table))
+    assert epsilon(planned.event, total) <= 1.0
+    for kind in ((1, 0), (2, 1)):
+        delta = exact_delta(listed_and_counted(selection, table, kind), 1.0)
+        assert delta <= total * (1 + 1e-9)
+    # with power: half of the table's noise is found out
+    less = replace(table, sigma=table.sigma / 2)
+    assert exact_delta(listed_and_counted(selection, less, (2, 1)), 1.0) > total
+
+
+def test_a_fifth_of_the_precision_finds_levels_and_a_quarter_of_delta_pays_for_new_ones():
+    for adjacency, rows in itertools.product(ADJACENCIES, (1, 5)):
+        unit = "row" if rows == 1 else {"column": "user", "max_rows": rows}
+        budget = Budget(epsilon=1.0, delta=1e-6, adjacency=adjacency, unit=unit)
+        planned = plan_noise(budget, 4, discovered=("a", "b"))
+        [selection] = set(planned.levels.values())
+        assert selection.keys == rows
+        assert 2 * selection.delta == pytest.approx(0.25e-6)
+        listed = 2 * (selection.noise.sensitivity / selection.noise.sigma) ** 2
+        tables = [planned.one_way, planned.pairs]
+        others = sum(each.count * (each.sensitivity / each.sigma) ** 2 for each in tables)
+        assert listed / (listed + others) == pytest.approx(0.2)
+        assert epsilon(planned.event, 1e-6) <= 1.0
+        assert type(planned).from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
+    with pytest.raises(ValueError, match="no selection of keys"):
+        type(planned).from_dict({**planned.to_dict(), "levels": {"a": to_dict(planned.one_way)}})
 
 
 # ---- the event

@@ -29,6 +29,7 @@ from dpdask.mechanisms.copula.fit import (
 from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.expectations import LITTLE
+from dpdask.mechanisms.levels import tell_selections
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
@@ -39,6 +40,7 @@ from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Sentences, Spec
 from dpdask.references.histogram import Bins, Found
 from dpdask.rules import CellRules, check_levels, describe_rules
+from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
@@ -150,6 +152,7 @@ class CopulaMechanism(NoisyTables):
             n_triples=self.n_triples,
             n_scores=count_candidates(n, self.spec.target) if self.n_triples else 0,
             n_found=len(self.adaptive),
+            discovered=self.discovered,
         )
 
     @property
@@ -175,6 +178,12 @@ class CopulaMechanism(NoisyTables):
 
     def check_spec(self) -> None:
         """Check the target, the rules between levels, and that there are enough pairs and triples to choose from."""
+        ruled = {name for rule in self.schema.rules for name in rule.names}
+        for name in self.schema.discovered:
+            if name in ruled:
+                what = "its levels are found in the run, so no rule can name them"
+                hint = "find them first with `dpdask discover JOB --epsilon E`, or list them"
+                raise SpecError(what, f"schema, rules, column {name!r}", hint)
         check_levels(self.schema)
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
@@ -204,18 +213,19 @@ class CopulaMechanism(NoisyTables):
     @property
     def search(self) -> Search | None:
         """The rounds before the last: the cells, and if triples are chosen, the one- and two-way tables."""
-        return self.cell_search or (self if self.n_triples and self.first is None else None)
+        chooses = self.n_triples and self.first is None
+        return self.level_search or self.cell_search or (self if chooses else None)
 
     def find(self, drawn: NoisyMarginals, columns: Columns) -> NoisyMarginals:
         """Return the noisy one- and two-way tables, by which triples are chosen."""
         return drawn
 
-    def with_found(self, found: Found | NoisyMarginals) -> Self:
-        """Return the mechanism with the cells, or with the noisy tables of the round before the last."""
+    def with_found(self, found: Schema | Found | NoisyMarginals) -> Self:
+        """Return the mechanism with the levels, the cells, or the noisy tables of the round before the last."""
         return (
             replace(self, first=found)
             if isinstance(found, NoisyMarginals)
-            else replace(self, found=found)
+            else NoisyTables.with_found(self, found)
         )
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
@@ -235,7 +245,7 @@ class CopulaMechanism(NoisyTables):
         """How continuous and mixed columns are cut."""
         return self.spec.bins
 
-    def check(self, columns: Columns) -> None:
+    def check_tables(self, columns: Columns) -> None:
         """Check the bins, the tables' sizes, and that the copula can be fitted."""
         statistic = self.statistic(columns)
         statistic.check_size()
@@ -417,7 +427,7 @@ class CopulaDescription(NoisyTablesDescription):
             },
         }
         accounting = tables_accounting(noisy, self.mechanism.budget)
-        return noisy_counts_section(
+        section = noisy_counts_section(
             budget=self.mechanism.budget,
             mechanism=mechanism,
             schema=self.mechanism.schema,
@@ -426,3 +436,4 @@ class CopulaDescription(NoisyTablesDescription):
             n_rows=noisy.n_rows,
             view=release.view,
         )
+        return tell_selections(section, noisy.noise.levels)

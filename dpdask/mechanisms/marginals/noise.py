@@ -20,12 +20,14 @@ from dpdask.cells import Cells
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.channel import project
+from dpdask.mechanisms.levels import draft_numbers, read_selection, split_delta
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
     CentralEvent,
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
+    KeySelection,
     central_from_dict,
     epsilon,
     scale_events,
@@ -46,6 +48,7 @@ from dpdask.steps import step
 from dpdask.streams import Rng
 
 _LEAST_OF_FINE, _MOST_OF_FINE = 0.2, 0.25
+_SHARE_OF_LEVELS, _DELTA_OF_LEVELS = 0.2, 0.25
 _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
 # the events of several tables, in the order in which they are charged but for declared tables
 _SHARED = ("cells", "one_way", "pairs", "chosen", "scores", "triples")
@@ -71,11 +74,13 @@ class MarginalNoise:
     scores: CentralEvent | None = None  # of the scores by which three-way tables are chosen
     triples: CentralEvent | None = None  # of the three-way tables, `count` at most
     cells: CentralEvent | None = None  # of the fine counts from which cells are found
+    levels: Mapping[str, KeySelection] = field(default_factory=dict)  # of each column with such
 
     @property
     def event(self) -> Composed:
         """All events of the run, composed."""
         events = (
+            *self.levels.values(),
             self.cells,
             self.one_way,
             self.pairs,
@@ -105,7 +110,8 @@ class MarginalNoise:
         shared = {name: getattr(self, name) for name in _SHARED}
         written = {name: event and to_dict(event) for name, event in shared.items()}
         cliques = [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]
-        return {**written, "cliques": cliques}
+        levels = {name: to_dict(event) for name, event in self.levels.items()}
+        return {**written, "cliques": cliques, **({"levels": levels} if levels else {})}
 
     @classmethod
     def from_dict(cls, data: Named) -> Self:
@@ -114,7 +120,8 @@ class MarginalNoise:
             name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED
         }
         cliques = {tuple(clique): central_from_dict(event) for clique, event in data["cliques"]}
-        return cls(**shared, cliques=cliques)
+        levels = {name: read_selection(event) for name, event in data.get("levels", {}).items()}
+        return cls(**shared, cliques=cliques, levels=levels)
 
 
 def account_for(
@@ -144,6 +151,7 @@ def plan_noise(
     n_triples: int = 0,
     n_scores: int = 0,
     n_found: int = 0,
+    discovered: Sequence[str] = (),
 ) -> MarginalNoise:
     """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
 
@@ -164,6 +172,9 @@ def plan_noise(
         The number of columns whose cells are found. Their fine counts get a twentieth of all
         weight, or a tenth for Laplace noise. Gaussian noise of records, whose tails are no better:
         at least a fifth of a table's weight for each vector, and at most a quarter for all.
+    discovered
+        The columns whose levels are found. Their numbers of units get a fifth of all weight, and a
+        quarter of δ is for levels of one unit. Only with a δ.
     """
     declared = dict(cliques or {})
     n_pairs = n_attributes * (n_attributes - 1) // 2
@@ -189,11 +200,22 @@ def plan_noise(
         usual = others / sum(count for weight, count in tables.values() if weight)
         weight = max(weight, min(usual * _LEAST_OF_FINE, weigh(others, _MOST_OF_FINE, n_fine)))
     # the last digits of a price depend on the order in which it is charged
-    cells = draft(budget, weight, n_fine)
-    events = scale_drafts(budget, {"cells": cells, **drafts})
+    drafts = {"cells": draft(budget, weight, n_fine), **drafts}
+    lost, left = 0.0, budget.delta
+    if discovered:
+        lost, left = split_delta(budget, _DELTA_OF_LEVELS, len(discovered))
+        weight = weigh(others + weight * n_fine, _SHARE_OF_LEVELS, len(discovered))
+        drafts["levels"] = draft_keys(budget, weight, len(discovered))
+    events = scale_drafts(budget.model_copy(update={"delta": left}), drafts)
+    listed = {}
+    if discovered:
+        one, keys = replace(events["levels"], count=1), budget.rows_per_unit
+        selection = KeySelection(noise=one, keys=keys, delta=lost)
+        listed = dict.fromkeys(discovered, selection)
     return MarginalNoise(
         **{name: events.get(name) for name in _SHARED},
         cliques={clique: events[clique] for clique in declared if clique in events},
+        levels=listed,
     )
 
 
@@ -244,6 +266,15 @@ def draft(budget: Budget, weight: float, count: int) -> CentralEvent | None:
         return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=rows * norm, **alike)
     # a row that is replaced changes two cells by 1
     return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), **alike)
+
+
+def draft_keys(budget: Budget, weight: float, count: int) -> DiscreteGaussian:
+    """Return the event of the numbers of units of some columns, up to the factor that all noise has in common."""
+    unit = draft_numbers(budget, 1.0)
+    table = budget.rows_per_unit * math.sqrt(1 + (budget.adjacency == "replace-one"))
+    # a weight costs numbers of units what it costs tables
+    sigma = unit.sensitivity / table / math.sqrt(weight)
+    return replace(unit, sigma=sigma, count=count)
 
 
 def draft_scores(budget: Budget, weight: float, n: int) -> DiscreteGaussian:

@@ -6,19 +6,22 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator
 
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins
+from dpdask.codec import LevelCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
+from dpdask.mechanisms.levels import LevelSearch, check_delta, tell_selections
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
@@ -45,9 +48,12 @@ from dpdask.references.histogram import (
     list_adaptive,
     warn_of_far_cells,
 )
+from dpdask.schema import MAX_FOUND, Schema
 from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.marginals import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey
+
+_FEW_LEVELS = 16  # that a column must be able to have whose levels are found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,11 @@ class NoisyTables(NoisyCounts):
     -------
     Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted.
     """
+
+    # The columns whose levels a round before this one found.
+    listed: tuple[str, ...] = ()
+
+    finds_levels: ClassVar = True
 
     @property
     @abstractmethod
@@ -78,10 +89,66 @@ class NoisyTables(NoisyCounts):
         """Return how each continuous or mixed column is cut."""
         return bins_by_column(self.bins, self.cells(columns), self.found)
 
+    def check_parameters(self) -> None:
+        """Check that levels can be found, and what all noisy counts need."""
+        if self.schema.discovered:
+            check_delta(self.budget)
+        NoisyCounts.check_parameters(self)
+
+    def check(self, columns: Columns) -> None:
+        """Check everything that needs the table's types; of levels that are yet to be found, that there may be a few."""
+        if self.level_search is not None:
+            self.level_search.check(columns)
+            columns = self._suppose(columns, _FEW_LEVELS)
+        self.check_tables(columns)
+
+    @abstractmethod
+    def check_tables(self, columns: Columns) -> None:
+        """Check the bins and the tables' sizes."""
+
+    @property
+    def discovered(self) -> tuple[str, ...]:
+        """The columns whose levels this run finds, or has found."""
+        return self.schema.discovered or self.listed
+
     @property
     def search(self) -> Search | None:
         """What is measured in a round before the last; see `Mechanism.search`."""
-        return self.cell_search
+        return self.level_search or self.cell_search
+
+    @property
+    def level_search(self) -> LevelSearch | None:
+        """What finds the levels of columns in a first round; None if there are none to find, or they are found."""
+        if not self.schema.discovered:
+            return None
+        events, count = self.noise.levels, self._count_most
+        return LevelSearch(schema=self.schema, budget=self.budget, events=events, count_most=count)
+
+    def with_found(self, found: Any) -> Self:
+        """Return the mechanism of the next round, with the schema of the levels or the cells that were found."""
+        if isinstance(found, Schema):
+            declared = self.declared.take_levels(found)
+            return replace(self, schema=found, declared=declared, listed=self.schema.discovered)
+        return replace(self, found=found)
+
+    def _count_most(self, columns: Columns) -> int:
+        """Return how many levels each column may have whose levels are found: so many that all tables can be held."""
+        most = self.most_levels
+        while most > _FEW_LEVELS:
+            with suppress(SpecError):
+                self.check_tables(self._suppose(columns, most))
+                break
+            most //= 2
+        return most
+
+    def _suppose(self, columns: Columns, n_levels: int) -> Columns:
+        """Return the columns as if so many levels had been found, which are good for nothing but their number."""
+        supposed = {
+            name: replace(codec, levels=pa.nulls(n_levels + codec.nulls, codec.type))
+            for name, codec in columns.codecs.items()
+            if isinstance(codec, LevelCodec) and name in self.schema.discovered
+        }
+        return replace(columns, codecs={**columns.codecs, **supposed})
 
     @property
     def cell_search(self) -> CellSearch | None:
@@ -109,7 +176,8 @@ class NoisyTables(NoisyCounts):
     def check_counts(self, counts: Any, columns: Columns) -> None:
         """Check that a table whose rows were there in the search still has some; see `Mechanism.check_counts`."""
         if isinstance(counts, MarginalCounts) and counts.n_rows == 0 and not self.n_rows_private:
-            raise no_rows("second pass" if self.found is not None else "table")
+            later = self.found is not None or self.listed
+            raise no_rows("second pass" if later else "table")
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
@@ -118,12 +186,13 @@ class NoisyTables(NoisyCounts):
 
     @property
     def search_stages(self) -> Sentences:
-        """What the first round does, in words; nothing if there is none."""
-        return () if self.cell_search is None else (self.cell_search.stage,)
+        """What the rounds before the tables do, in words; nothing if there is none."""
+        return tuple(each.stage for each in (self.level_search, self.cell_search) if each)
 
     def sizes(self, columns: Columns) -> dict[str, int]:
-        """Return how many cells each column has; of cells that are still to be found, about how many."""
+        """Return how many cells each column has; of cells that are still to be found, about how many; of such levels, a few."""
         unknown = () if self.cell_search is None else self.adaptive
+        columns = self._suppose(columns, _FEW_LEVELS)
         return {
             name: DEFAULT_BINS if name in unknown else cells.size
             for name, cells in self.cells(columns).items()
@@ -154,7 +223,8 @@ class NoisyTablesDescription(NoisyCountsDescription):
         }
         for clique, event in noise.cliques.items():
             n_cells = math.prod(sizes[name] for name in clique)
-            named[f"the table {' x '.join(clique)}, of {n_cells:,} cells,"] = event
+            size = "" if {*clique} & {*asked.discovered} else f", of {n_cells:,} cells,"
+            named[f"the table {' x '.join(clique)}{size}"] = event
         found = [
             f"a count of {table} is off by at most {margin_95(event):,.3g} with probability 0.95"
             for table, event in named.items()
@@ -168,7 +238,8 @@ class NoisyTablesDescription(NoisyCountsDescription):
                 f"with fewer than about {few} rows, the average cell of half of the tables holds"
                 " fewer rows than the σ of its noise"
             )
-        return (*found, *(() if search is None else search.expectations))
+        searches = [each for each in (asked.level_search, search) if each is not None]
+        return (*found, *(line for each in searches for line in each.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine."""
@@ -212,6 +283,7 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
     """Return what noisy tables cost, and how far their counts may be off."""
     noise = noisy.noise
     named: dict[str, CentralEvent | None] = {
+        **({"levels": next(iter(noise.levels.values())).noise} if noise.levels else {}),
         "fine_counts": noise.cells,
         "one_way": noise.one_way,
         "two_way": noise.pairs,
@@ -272,6 +344,7 @@ class MarginalsMechanism(NoisyTables):
     spec: MarginalsSpec
 
     nobody: ClassVar = "the cells of a table"
+    most_levels: ClassVar = MAX_FOUND
     release_type: ClassVar = MarginalTables
 
     def check_spec(self) -> None:
@@ -306,6 +379,7 @@ class MarginalsMechanism(NoisyTables):
             pairs=0.0,
             cliques=chosen,
             n_found=len(self.adaptive),
+            discovered=self.discovered,
         )
 
     @property
@@ -313,7 +387,7 @@ class MarginalsMechanism(NoisyTables):
         """How continuous and mixed columns are cut."""
         return self.spec.bins
 
-    def check(self, columns: Columns) -> None:
+    def check_tables(self, columns: Columns) -> None:
         """Check the bins and the tables' sizes."""
         self.statistic(columns).check_size()
 
@@ -388,7 +462,7 @@ class MarginalsDescription(NoisyTablesDescription):
         is the noisy tables' own estimate.
         """
         noisy, budget = release.noisy, self.mechanism.budget
-        return noisy_counts_section(
+        section = noisy_counts_section(
             budget=budget,
             mechanism={"kind": "marginals", "cliques": list(noisy.cliques)},
             schema=release.schema,
@@ -396,6 +470,7 @@ class MarginalsDescription(NoisyTablesDescription):
             accounting=tables_accounting(noisy, budget),
             n_rows=noisy.n_rows,
         )
+        return tell_selections(section, noisy.noise.levels)
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""
