@@ -151,7 +151,8 @@ class Column(Document):
     levels: LevelsOrDiscover | None = None
     """The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
     `discover`, of a categorical column with an `other`: `dpdask discover` finds those that enough
-    units have, under privacy, and writes them here.
+    units have, under privacy, and writes them here; jobs with the mechanism `marginals` or `copula`
+    can find them themselves.
     """
     found: Provenance | None = None
     """How the levels were found, where `dpdask discover` wrote them."""
