@@ -171,7 +171,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
     multiple=True,
     metavar="NAME=NUMBER",
     callback=options.read_settings,
-    help="Plan with the least ε for this error: count_margin=ROWS, or share=PART.",
+    help="Plan with the least ε for this error: count_margin=ROWS, share=PART, or mean.COLUMN=MARGIN.",
 )
 def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, str]) -> None:
     """Say what a run would do, who is protected and how; read footers only."""

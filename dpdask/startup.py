@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpdask.errors import SpecError
+
 
 def collect_rarely() -> None:
     """Let Python collect garbage rarely in this process, and not at its end.
@@ -29,6 +31,17 @@ def collect_rarely() -> None:
     """
     gc.set_threshold(100_000, 20, 10)
     atexit.register(gc.freeze)
+
+
+def import_locks() -> Any:
+    """Return the module `fcntl`; refuse where Python has none, which is on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        what = "runs and fits lock files, which Python cannot on Windows"
+        hint = "run them on Linux or macOS, or in WSL; dpdask.open reads releases here, too"
+        raise SpecError(what, "dpdask", hint) from None
+    return fcntl
 
 
 def keep_folder_out() -> None:

@@ -11,6 +11,7 @@ from e2e.helpers import lake, write_job
 import dpdask
 from dpdask.connect.private import slurm_options
 from dpdask.connect.spec import Slurm
+from dpdask.errors import SpecError
 
 ROOT = str(Path(dpdask.__file__).parents[1])
 COUNTED = """
@@ -123,3 +124,50 @@ def test_slurm_s_workers_are_told(safe, tmp_path, monkeypatch):
     assert (
         "export PYTHONSAFEPATH=1" in slurm_options(cluster, tmp_path)["job_script_prologue"]
     ) == safe
+
+
+WITHOUT_LOCKS = """
+import importlib.abc, os, sys
+
+MISSING = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+for name in MISSING:
+    sys.modules.pop(name, None)
+for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "register_at_fork"):
+    delattr(os, name)
+"""
+OPENED = """
+import dpdask
+opened = dpdask.open(sys.argv[1])
+print(len(opened.to_pandas()), opened.columns.loc["rating", "role"])
+print(opened.share("rating").estimate.sum().round(6))
+print("model.npz" in opened.card["sha256"] and len(opened.sample(7, seed=1)))
+"""
+RUN = "from dpdask.cli import main\nmain()"
+
+
+def call_without_locks(code, *arguments):
+    """Run code in a Python that has neither what Unix alone has: modules that lock files and know users, and descriptors of folders."""
+    words = [sys.executable, "-c", WITHOUT_LOCKS + code, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_a_release_is_opened_where_files_have_no_locks(shelf):
+    found = call_without_locks(OPENED, shelf.release("homes, model"))
+    assert found.stderr == ""
+    assert found.stdout == "20000 privatised\n1.0\n7\n"
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_a_run_says_where_files_have_no_locks(verb, shelf, tmp_path):
+    found = call_without_locks(RUN, verb, shelf.job("homes, copula", tmp_path))
+    [line] = found.stderr.splitlines()
+    assert "lock files, which Python cannot on Windows" in line
+    assert "dpdask.open reads releases here" in line
+    assert found.returncode == SpecError.exit_code
+    assert found.stdout == ""
+    assert not (tmp_path / "out").exists()

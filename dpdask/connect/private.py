@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import re
@@ -36,11 +35,12 @@ from dpdask.connect.spec import (
     silence_dask,
 )
 from dpdask.errors import OutputError, SpecError, TemporaryError
-from dpdask.startup import collect_rarely, finish_first
+from dpdask.startup import collect_rarely, finish_first, import_locks
 
 if TYPE_CHECKING:
     from distributed.security import Security
 
+fcntl = import_locks()
 _LONGEST_MARGIN = 300  # seconds
 _REPLACE_EVERY = 10_000  # milliseconds
 _POLL_SECONDS = 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import datetime as dt
-import fcntl
 import os
 import shutil
 import stat
@@ -28,7 +27,9 @@ from dpdask.errors import DataError, DpdaskError, SpecError
 from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder, absolute_url, check_key, commit
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.schema import Schema
+from dpdask.startup import import_locks
 
+fcntl = import_locks()
 _FEW_ROWS = 10  # fewer rows are sorted by chance
 
 

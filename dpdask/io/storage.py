@@ -50,7 +50,6 @@ _KEY_BYTES = 32
 # a folder with none of these is none of ours
 _MARKS = {KEY_NAME, LOCK, RELEASE_NAME, SERIES_NAME}
 _COMMIT_PERSON = b"dpdask commit"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = {errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 _DESCRIPTORS = "/proc/self/fd"
 _BY_DESCRIPTOR = Path(_DESCRIPTORS).is_dir()  # elsewhere the name is used again after the checks
@@ -599,7 +598,7 @@ class PrivateFolder(Folder):
     inside: str = ""  # the part of the URL that lies below the private folder itself
     commitment: str = ""  # that of the run key in it, once there is one
     # The user who made it: workers may run as another one.
-    owner: int = field(default_factory=os.geteuid)
+    owner: int = field(default_factory=lambda: os.geteuid())
 
     @property
     def key(self) -> bytes:
@@ -689,7 +688,8 @@ class PrivateFolder(Folder):
                 os.close(descriptor)
         path = Folder(place).local_path
         try:
-            descriptor = os.open(path, _FOLDER)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags)
         except OSError as error:
             if error.errno in _OTHERS and os.path.lexists(path):
                 raise self._unsafe("is a link or belongs to another user") from None

@@ -8,8 +8,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from dpdask.arrays import Floats
+from dpdask.codec import Codec, LevelCodec
 from dpdask.connect.spec import Local, Synchronous, Threads
 from dpdask.documents import suggest
 from dpdask.engine.write import Told, limit_shard_rows
@@ -33,10 +39,13 @@ from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_
 from dpdask.jobs.state import RunState, name_run, open_job_run
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.expectations import (
+    Exceed,
     Planned,
     describe_promise,
     describe_seconds,
     describe_steps,
+    exceed_counts,
+    exceed_mean,
     find_least_epsilon,
     list_noise,
     tell_date_bounds,
@@ -368,48 +377,80 @@ def plan_job(job: Job) -> Plan:
 @raises_in_keys
 @opens_stores
 def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
-    """Return the least ε of a job, up to 2 %, at which its noise meets targets; from public facts alone.
+    """Return the least ε of a job, up to 1 %, at which its noise meets targets; from public facts alone.
 
     Parameters
     ----------
     targets
         `count_margin`: what the noise of each published count exceeds with a probability of at most
         5 %, in rows. `share`: the same as a share of the rows, whose number must be public.
+        `mean.COLUMN`: the same of the mean of a column whose levels are numbers, in its unit, and
+        `relative.COLUMN`: as a part of that mean, where all levels have one sign.
     """
-    wanted = _list_margins(job, targets) if job.mechanism.counted else math.inf
-    return find_least_epsilon(job.mechanism, wanted, "--target")
+    if not job.mechanism.counted:
+        return find_least_epsilon(job.mechanism, lambda _: 0.0, "--target")
+    asked = [_read_target(job, name, text) for name, text in targets.items()]
+    return find_least_epsilon(
+        job.mechanism, lambda mechanism: max(each(mechanism) for each in asked), "--target"
+    )
 
 
-def _list_margins(job: Job, targets: Mapping[str, str]) -> float:
-    """Return the smallest margin of a count that targets ask for."""
-    wanted = math.inf
-    for name, text in targets.items():
-        where, rows, value = f"--target {name}", 1, 0.0
-        if name in _NOT_KNOWN:
-            what = f"{_NOT_KNOWN[name]}, so no ε is known before the run to meet it"
-            raise SpecError(what, where, "give count_margin or share")
-        if name not in ("count_margin", "share"):
-            what = "is not a target"
-            hint = suggest(name, ["count_margin", "share"], "give count_margin or share")
-            raise SpecError(what, where, hint)
-        with suppress(ValueError):
-            value = float(text)
-        if not (math.isfinite(value) and value > 0):
-            raise SpecError("a number above 0 is expected", where, "as in count_margin=20")
-        if name == "share":
-            found = open_table(job, Folder(job.output_url)).public_rows
-            if not found:
-                what = "the number of rows is private, or not known before they are read"
-                raise SpecError(what, where, "give count_margin")
-            rows = found
-        wanted = min(wanted, value * rows)
-    return wanted
+def _read_target(job: Job, name: str, text: str) -> Exceed:
+    """Return what a target allows of the noise."""
+    where, value, (kind, _, column) = f"--target {name}", 0.0, name.partition(".")
+    known = ["count_margin", "share", *(f"mean.{each}" for each in job.schema.privatised)]
+    if kind in ("mean", "relative") and column not in job.schema.privatised:
+        hint = suggest(column, job.schema.privatised, "write mean.COLUMN=MARGIN")
+        raise SpecError("it is the mean of no privatised column", where, hint)
+    if kind == "kept":
+        what = "how much a released row keeps depends on how frequent its values are, so no ε is known before the run to meet it"
+        raise SpecError(what, where, "give count_margin or share")
+    if kind not in ("mean", "relative") and name not in known:
+        hint = suggest(name, known, "give count_margin, share or mean.COLUMN")
+        raise SpecError("is not a target", where, hint)
+    with suppress(ValueError):
+        value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise SpecError("a number above 0 is expected", where, "as in count_margin=20")
+    if name == "count_margin":
+        return partial(exceed_counts, most=value)
+    opened = open_table(job, Folder(job.output_url))
+    if not (n_rows := opened.public_rows):
+        what = "the number of rows is private, or not known before they are read"
+        raise SpecError(what, where, "give count_margin")
+    if name == "share":
+        return partial(exceed_counts, most=value * n_rows)
+    columns = opened.work.columns
+    if job.mechanism.find_counted(column, columns) is None:
+        raise SpecError("no table that is released has the column", where, "count one")
+    numbers = _list_numbers(columns.codecs[column], where)
+    least = max(numbers.min(), -numbers.max(), 0.0)  # of the absolute values of means
+    if kind == "relative" and not least:
+        what = "a level is 0, or levels have both signs, so the mean may be 0"
+        raise SpecError(what, where, f"give mean.{column} in its unit")
+    margin = value * least if kind == "relative" else value
+    return partial(
+        exceed_mean,
+        column=column,
+        columns=columns,
+        numbers=numbers,
+        n_rows=n_rows,
+        margin=margin,
+    )
 
 
-_NOT_KNOWN = {
-    "mean": "the error of a mean depends on where the rows lie",
-    "kept": "how much a released row keeps depends on how frequent its values are",
-}
+def _list_numbers(codec: Codec, where: str) -> Floats:
+    """Return the levels of a column as numbers; refuse a column whose mean depends on more than their counts."""
+    hint = "give count_margin or share"
+    if not isinstance(codec, LevelCodec) or codec.nulls:
+        what = (
+            "the error of a mean depends on where the rows lie, except that of levels without nulls"
+        )
+        raise SpecError(what, where, hint)
+    levels = codec.levels.to_pylist()
+    if not all(isinstance(each, int | float | Decimal) for each in levels):
+        raise SpecError("its levels are no numbers", where, hint)
+    return np.array(levels, dtype=np.float64)
 
 
 def _tell_why(series: dict[str, Any] | None) -> str:

@@ -7,7 +7,6 @@ whose number is taken has lost the run to another one, and stops.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,8 +21,9 @@ from typing import Any, NamedTuple
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.storage import LOCK, Folder, PrivateFolder, storage_faults
-from dpdask.startup import finish_first
+from dpdask.startup import finish_first, import_locks
 
+fcntl = import_locks()
 STATE_FORMAT = 2
 RECORD = "run.json"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -51,7 +51,7 @@ from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
 from dpdask.mechanisms.card import About, load_installed
-from dpdask.mechanisms.expectations import find_least_epsilon
+from dpdask.mechanisms.expectations import exceed_counts, find_least_epsilon
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
@@ -555,7 +555,8 @@ def _meet_target(job: Job, target: float | None, base: Path) -> Job:
     """Return a job with the least ε that meets the error that it asks for, if it does."""
     if target is None or job.file.privacy is None:
         return job
-    epsilon = find_least_epsilon(job.mechanism, target, "privacy.epsilon.target")
+    exceed = partial(exceed_counts, most=target)
+    epsilon = find_least_epsilon(job.mechanism, exceed, "privacy.epsilon.target")
     privacy = job.file.privacy.model_copy(update={"epsilon": epsilon})
     return Job(job.file.model_copy(update={"privacy": privacy}), job.schema, base)
 

@@ -32,7 +32,7 @@ from dpdask.privacy.events import (
     shorten,
     write_digits,
 )
-from dpdask.privacy.noise import deviation, margin_95, perturb
+from dpdask.privacy.noise import deviation, excess_95, margin_95, perturb
 from dpdask.references.counts import label_table
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
@@ -389,13 +389,19 @@ def describe_steps(planned: Planned) -> list[str]:
 
 
 _LEAST_EPSILON, _PRECISE = 1e-4, 1.01  # how near the least ε is searched for
+_AIM, _MOST_AIMED = 0.003, 8  # beyond, the bracket is halved
+# standard deviations that normal and Laplace noise exceed with a probability of 5 %
+_NORMAL_95, _LAPLACE_95 = 1.959963984540054, math.log(20.0) / math.sqrt(2.0)
+Exceed = Callable[[Mechanism], float]
 
 
-def find_least_epsilon(mechanism: Mechanism, most: float, where: str) -> float:
-    """Return the least ε, up to 2 %, at which the noise of each published count exceeds so many rows with a probability of at most 5 %.
+def find_least_epsilon(mechanism: Mechanism, exceed: Exceed, where: str) -> float:
+    """Return the least ε, up to 1 %, at which a mechanism's noise is as narrow as is asked for.
 
     Parameters
     ----------
+    exceed
+        Returns how many times as wide as it may be the noise of the mechanism at some ε is.
     where
         What asks for it, for messages.
 
@@ -408,19 +414,64 @@ def find_least_epsilon(mechanism: Mechanism, most: float, where: str) -> float:
         hint = "take the mechanism copula, marginals, or a histogram without a threshold"
         raise SpecError(what, where, hint)
     low, high, epsilon = _LEAST_EPSILON, math.inf, budget.epsilon
+    slope, tried = -1.0, list[tuple[float, float]]()  # noise falls about as 1 / ε
     while high > _PRECISE * low:
-        asked = replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon}))
-        excess = max(map(margin_95, asked.counted)) / most
+        excess = exceed(replace(mechanism, budget=budget.model_copy(update={"epsilon": epsilon})))
         if excess > 1.0 and epsilon >= MAX_EPSILON:
             what = f"even ε = {MAX_EPSILON:g} does not meet it"
             raise SpecError(what, where, "count fewer tables, or ask for less")
         low, high = (low, min(high, epsilon)) if excess <= 1.0 else (max(low, epsilon), high)
-        # noise falls about as 1 / ε: aim a little above the least ε, then a little below it
-        epsilon *= excess * (1.002 if excess > 1.0 else 0.998)
-        if not _PRECISE ** (1 / 3) * low < epsilon < high / 1.001:
+        place, value = math.log(epsilon), math.log(excess)
+        if tried:
+            slope = min(-0.1, (value - tried[-1][1]) / (place - tried[-1][0]))
+        tried.append((place, value))
+        # aim a little above the least ε, then a little below it
+        aim = -_AIM if excess > 1.0 else _AIM
+        epsilon = min(math.exp(min(place + (aim - value) / slope, 99.0)), MAX_EPSILON)
+        if not low < epsilon < high or len(tried) > _MOST_AIMED:
             epsilon = math.sqrt(low * high) if high < math.inf else MAX_EPSILON
-        epsilon = min(epsilon, MAX_EPSILON)
     return min(float(write_above(high, 4)), MAX_EPSILON)
+
+
+def exceed_counts(mechanism: Mechanism, most: float) -> float:
+    """Return how many times as wide the widest noise of a published count is as noise that exceeds so many rows with a probability of 5 %."""
+    return max(excess_95(event, math.floor(most)) for event in mechanism.counted)
+
+
+def exceed_mean(
+    mechanism: Mechanism,
+    column: str,
+    columns: Columns,
+    *,
+    numbers: Floats,
+    n_rows: int,
+    margin: float,
+) -> float:
+    """Return how many times a margin what noise adds to the mean of a column with levels is, except with a probability of at most 5 %.
+
+    Parameters
+    ----------
+    numbers
+        float64 array: the levels.
+
+    Notes
+    -----
+    Noise of the variance s² adds √(Σ (v - c)²) s / n to the mean of the levels v. If the counts are
+    made to sum to the public number of rows n, c is the mean of the levels; else it is the mean
+    itself, and at worst the level that is farthest from the others. The noise is normal, but a sum
+    of few Laplace terms has up to 8 % longer tails at 5 %. Half a count is for whole numbers.
+    """
+    counted = mechanism.find_counted(column, columns)
+    assert counted is not None
+    event, n_summed = counted
+    centres = [numbers.mean()] if mechanism.fits_rows else [numbers.min(), numbers.max()]
+    beyond = _NORMAL_95 if isinstance(event, DiscreteGaussian) else _LAPLACE_95
+    wide = beyond * deviation(event) * math.sqrt(n_summed)
+    found = max(
+        wide * float(np.linalg.norm(numbers - centre)) + float(np.abs(numbers - centre).max()) / 2
+        for centre in centres
+    )
+    return found / (n_rows * margin)
 
 
 def list_noise(event: Event) -> tuple[Json, ...]:

@@ -299,6 +299,8 @@ class Mechanism(ABC):
     # whether the rows of a unit are chosen in a pass before the count; else the count bounds them
     bounds_rows: ClassVar[bool] = True
     has_model: ClassVar[bool] = False  # whether records can be drawn from what it fits
+    # Whether that table's counts are made to sum to the number of rows, where it is public.
+    fits_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -391,6 +393,11 @@ class Mechanism(ABC):
     def counted(self) -> tuple[CentralEvent, ...]:
         """The noise of the counts that a release publishes as its result; none if there are none."""
         return ()
+
+    def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
+        """Return the noise of the table that tells the mean of a column with levels, and how many of its counts make the one of a level; None without such a table."""
+        del column, columns
+        return None
 
     @property
     def spending(self) -> Spending:

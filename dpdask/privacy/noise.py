@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -66,12 +67,28 @@ def deviation(event: CentralEvent) -> float:
 
 
 def margin_95(event: CentralEvent) -> float:
-    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
+    """Return the least whole number m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
     if isinstance(event, DiscreteGaussian):
-        return _NORMAL_95 * event.sigma + 1.0
+        margin = max(0, math.floor(_NORMAL_95 * event.sigma) - 1)
+        while 2.0 * bound_tail(event, margin + 1) > 0.05:
+            margin += math.ceil(_ROUNDING * event.sigma)
+        return float(margin)
     # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
     alpha = math.exp(-1.0 / event.scale)
     return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + alpha)))) - 1.0)
+
+
+def excess_95(event: CentralEvent, most: int) -> float:
+    """Return how many times as wide an event's noise is as the widest of its kind that exceeds so many counts with a probability of at most 5 %."""
+    low, high = 1e-3, 2.0 * (most + 1.0)
+    while high > (1.0 + 1e-6) * low:
+        middle = math.sqrt(low * high)
+        if isinstance(event, DiscreteGaussian):
+            margin = margin_95(replace(event, sigma=middle))
+        else:
+            margin = margin_95(replace(event, scale=middle))
+        low, high = (low, middle) if margin > most else (middle, high)
+    return (event.sigma if isinstance(event, DiscreteGaussian) else event.scale) / low
 
 
 def discrete_laplace(counts: Counts, scale: float, *, rng: Rng | None = None) -> Counts:

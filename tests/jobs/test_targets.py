@@ -12,7 +12,9 @@ from e2e.helpers import call_cli, load, run_here
 import dpdask
 from dpdask.errors import SpecError
 from dpdask.jobs.plan import find_epsilon
+from dpdask.jobs.spec import Job
 from dpdask.privacy.noise import margin_95
+from pipelines.benchmarks import coverage, coverage_tables
 
 CELLS = {"kind": "histogram", "bins": 4, "threshold": "none", "output": "cells"}
 
@@ -96,7 +98,12 @@ def exact(shelf, table):
         ("homes, tables", "count_margin=few", "a number above 0 is expected"),
         ("homes, tables", "count_margn=3", "is not a target; did you mean 'count_margin'?"),
         ("homes, copula", "count_margin=0.5", "even ε = 100 does not meet it"),
-        ("homes, tables", "mean=0.02", "depends on where the rows lie"),
+        ("homes, tables", "mean=0.02", "no privatised column; write mean.COLUMN=MARGIN"),
+        ("homes, tables", "mean.ratng=0.02", "did you mean 'rating'?"),
+        ("homes, tables", "mean.price=0.02", "depends on where the rows lie"),
+        ("homes, tables", "mean.town=0.02", "its levels are no numbers"),
+        ("homes, tables", "mean.kind=0.02", "no table that is released has the column"),
+        ("homes, tables", "mean.rating=-1", "a number above 0 is expected"),
         ("homes, tables", "kept=0.5", "depends on how frequent its values are"),
         ("homes, dip", "count_margin=20", "it publishes no counts"),
         ("homes, interval", "count_margin=20", "it publishes no counts"),
@@ -107,6 +114,51 @@ def test_what_no_epsilon_can_promise_is_refused(name, target, what, shelf, tmp_p
     assert found.returncode == SpecError.exit_code
     assert what in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["homes, tables", "homes, copula"])
+def test_the_error_of_a_mean_of_levels_may_be_asked_for(name, shelf, tmp_path):
+    job = shelf.job(name, tmp_path)
+    found = call_cli("plan", job, "--target", "mean.rating=0.02", "--json")
+    told = json.loads(found.stdout)["target"]
+    assert told["mean.rating"] == 0.02
+    loaded = load(job)
+    levels = loaded.schema.columns["rating"].levels
+    part = 0.02 / min(levels)
+    assert min(levels) > 0
+    assert find_epsilon(loaded, {"relative.rating": repr(part)}) == told["epsilon"]
+    assert find_epsilon(loaded, {"mean.rating": "0.01"}) > 1.3 * told["epsilon"]
+
+
+def test_a_mean_that_may_be_0_has_no_relative_error(shelf, tmp_path):
+    levels = [0, 1, 2, 3, 4, 5]
+    path = shelf.job("homes, tables", tmp_path)
+    loaded = load(path)
+    columns = {
+        **loaded.schema.columns,
+        "rating": loaded.schema.columns["rating"].model_copy(update={"levels": levels}),
+    }
+    loaded = Job(loaded.file, loaded.schema.model_copy(update={"columns": columns}), tmp_path)
+    with pytest.raises(SpecError, match="the mean may be 0"):
+        find_epsilon(loaded, {"relative.rating": "0.1"})
+    private = load(path, privacy__adjacency="add-remove")
+    with pytest.raises(SpecError, match="number of rows is private"):
+        find_epsilon(private, {"mean.rating": "0.1"})
+
+
+def test_margins_hold_and_no_less_epsilon_would_do():
+    """The small version of `coverage_tables --targets`; a margin of half as many rows would be found."""
+    table = coverage.table("plain")
+    table = replace(table, rows=table.rows[:2_000])
+    for found in coverage_tables.measure_targets(table, 4):
+        assert found.is_least
+        assert found.seconds < 5
+        if found.name == "count_margin":
+            n = 4 * (5 + 15)
+            assert found.held > 0.95 - 4 * np.sqrt(0.05 * 0.95 / n)
+            assert found.held_half < 0.9
+        else:
+            assert found.held >= 0.5
 
 
 def test_a_job_may_name_the_error_in_place_of_the_epsilon(shelf, tmp_path):

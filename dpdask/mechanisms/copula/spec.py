@@ -137,6 +137,7 @@ class CopulaMechanism(NoisyTables):
     nobody: ClassVar = "synthetic records"
     keeps_rules: ClassVar = frozenset(("if", "forbid", "allow", "derived", "ordered"))
     has_model: ClassVar = True
+    fits_rows: ClassVar = True
     release_type: ClassVar = FittedCopula
 
     @cached_property

@@ -163,6 +163,11 @@ class HistogramMechanism(NoisyCounts):
         """The noise of the cells; none with a threshold, which changes counts by more than that."""
         return (self.noise.cells,) if self.spec.threshold == "none" else ()
 
+    def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
+        """Return the noise of the cells; see `Mechanism.find_counted`."""
+        sizes = [each.size for name, each in self.cells(columns).items() if name != column]
+        return (self.noise.cells, math.prod(sizes)) if self.counted else None
+
     def with_rows(self, count: Callable[[], int | None]) -> Self:
         """Return the mechanism with the number of bins that the rule gives.
 

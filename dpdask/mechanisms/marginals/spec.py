@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -168,6 +169,19 @@ class NoisyTables(NoisyCounts):
         """The noise of the tables that are measured whatever the rows are."""
         found = (self.noise.one_way, self.noise.pairs, *self.noise.cliques.values())
         return tuple(event for event in found if event is not None)
+
+    def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
+        """Return the noise of the table with the fewest cells that has a column; see `Mechanism.find_counted`."""
+        if self.noise.one_way is not None:
+            return self.noise.one_way, 1
+        sizes = {name: each.size for name, each in self.cells(columns).items() if name != column}
+        tables = [
+            (math.prod(sizes[name] for name in clique if name != column), event)
+            for clique, event in self.noise.cliques.items()
+            if column in clique
+        ]
+        n_summed, event = min(tables, key=itemgetter(0), default=(0, None))
+        return None if event is None else (event, n_summed)
 
     def cells(self, columns: Columns) -> CutColumns:
         """Return the cells of each privatised column; before they are found, as many as there may be."""
