@@ -17,7 +17,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpdask.inference.interval_regression import IntervalRegressor
+from dpdask.inference.interval_regression import IntervalRegressor, leave_out
 
 INF = math.inf
 SLOPES = np.array([2.0, -1.0])
@@ -270,3 +270,22 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)  # none is expected to fail
+
+
+# Without some rows
+
+
+@pytest.mark.parametrize("kind", [case_two, rings])
+def test_slopes_without_a_group_are_those_of_a_fit_of_the_others(kind):
+    rng = np.random.default_rng(29)
+    X, y = line(rng, 600)
+    X *= [10.0, 0.1]
+    ranges, group = kind(rng, y), np.arange(600) % 5
+    settings = {"tolerance": 1e-8, "max_iterations": 2000}
+    model = IntervalRegressor(**settings).fit(X, ranges)
+    fits = [IntervalRegressor(**settings).fit(X[group != k], ranges[group != k]) for k in range(5)]
+    moved = np.stack([each.estimator_.coef_ for each in fits]) - model.estimator_.coef_
+    found = leave_out(model, X, ranges, group) - model.estimator_.coef_
+    assert (np.abs(found - moved).max(axis=0) < 0.15 * np.abs(moved).max(axis=0)).all()
+    with pytest.raises(np.linalg.LinAlgError):
+        leave_out(model, X * [1.0, 0.0], ranges, group)
