@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         huber,
         least_squares,
         logistic,
-        make_redraw,
         minimise,
         noise_error,
         poisson,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     )
     from dpdask.inference.pseudo_values import MAX_CONDITION
     from dpdask.inference.range_estimates import NPMLE, RangeEstimate, bootstrap, npmle
+    from dpdask.inference.redraw import make_redraw
     from dpdask.inference.tallies import Estimate
     from dpdask.stats.ranges import RangeCounts
 
@@ -59,6 +59,7 @@ _MODULES = {
     "inference.interval_regression": ("IntervalRegressor",),
     "inference.pseudo_values": ("MAX_CONDITION",),
     "inference.range_estimates": ("NPMLE", "RangeEstimate", "bootstrap", "npmle"),
+    "inference.redraw": ("make_redraw",),
     "inference.tallies": ("Estimate",),
     "stats.ranges": ("RangeCounts",),
 }

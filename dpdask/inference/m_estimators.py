@@ -787,27 +787,3 @@ def noise_error(
         repeats=repeats,
         refused=refused,
     )
-
-
-def make_redraw(
-    sample: WeightedSample, scale: float, cut: int | None = None
-) -> Callable[[Generator], WeightedSample]:
-    """Return a function for `noise_error` that adds discrete Laplace noise to every weight of a sample, and applies the threshold.
-
-    Parameters
-    ----------
-    sample
-        All cells of the histogram, also those of weight 0, which had noise like the others.
-    scale, cut
-        The scale of the noise and the least count that was kept (None: all), from the card.
-    """
-    share = -math.expm1(-1.0 / scale)
-
-    def redraw(rng: Generator) -> WeightedSample:
-        first, second = (rng.geometric(share, len(sample.weights)) for _ in range(2))
-        weights = sample.weights + (first - second)
-        return replace(
-            sample, weights=weights if cut is None else np.where(weights >= cut, weights, 0.0)
-        )
-
-    return redraw

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.random import Generator
 
 from dpdask.arrays import Floats
+from dpdask.inference.m_estimators import WeightedSample
 from dpdask.inference.pseudo_values import estimate_prior
 from dpdask.inference.tallies import Codes, add_up
 
@@ -143,3 +145,27 @@ def keep_tails(counts: Floats, axis: int, deviation: float) -> Floats:
                 line[then] += below
                 line[here] -= below
     return np.maximum(np.moveaxis(found, 0, axis), 0.0)
+
+
+def make_redraw(
+    sample: WeightedSample, scale: float, cut: int | None = None
+) -> Callable[[Generator], WeightedSample]:
+    """Return a function for `noise_error` that adds discrete Laplace noise to every weight of a sample, and applies the threshold.
+
+    Parameters
+    ----------
+    sample
+        All cells of the histogram, also those of weight 0, which had noise like the others.
+    scale, cut
+        The scale of the noise and the least count that was kept (None: all), from the card.
+    """
+    share = -math.expm1(-1.0 / scale)
+
+    def redraw(rng: Generator) -> WeightedSample:
+        first, second = (rng.geometric(share, len(sample.weights)) for _ in range(2))
+        weights = sample.weights + (first - second)
+        return replace(
+            sample, weights=weights if cut is None else np.where(weights >= cut, weights, 0.0)
+        )
+
+    return redraw

@@ -9,7 +9,8 @@ import pytest
 
 from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
-from dpdask.inference.m_estimators import WeightedSample, make_redraw, noise_error
+from dpdask.inference.m_estimators import WeightedSample, noise_error
+from dpdask.inference.redraw import make_redraw
 
 linear = pytest.importorskip("sklearn.linear_model")
 api = pytest.importorskip("statsmodels.api")
