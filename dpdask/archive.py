@@ -30,6 +30,8 @@ Contents = tuple[Named, Named]  # a header and arrays, for `Archive.pack`
 _HEADER = "header"
 _DATE = "date of a level"
 _READING = threading.RLock()  # numpy parses headers with `ast.parse`, which two threads may not call at once before Python 3.11.8 (cpython 106905)
+# what a file may be unpacked to: noise hardly compresses, and a bomb of zeros does a thousandfold
+_MOST_TIMES, _MOST_BYTES = 256, 2**28
 _HINT = "read it with the version that wrote it, or begin again (a job: `dpdask abort` it first)"
 
 # raised when the bytes are of another file, or cut
@@ -99,7 +101,7 @@ class Archive:
         """
         try:
             with _READING, np.load(io.BytesIO(data), allow_pickle=False) as members:
-                _check_sizes(members.zip)
+                _check_sizes(members.zip, max(_MOST_TIMES * len(data), _MOST_BYTES))
                 header = json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
                 found, oldest = header["format"], self.oldest or self.format
                 is_known = type(found) is int and oldest <= found <= self.format
@@ -116,8 +118,10 @@ class Archive:
         )
 
 
-def _check_sizes(members: zipfile.ZipFile) -> None:
-    """Check that each array is as large as its member, so that no wrong size asks for memory that nobody has."""
+def _check_sizes(members: zipfile.ZipFile, most: int) -> None:
+    """Check that each array is as large as its member, and that all together are as large as may be, so that no wrong size asks for memory that nobody has."""
+    if sum(member.file_size for member in members.infolist()) > most:
+        raise ValueError
     for member in members.infolist():
         with members.open(member) as file:
             np.lib.format.read_magic(file)

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.stats
-from e2e.helpers import call_cli, digests, run_here
+from distributed import Client
+from e2e.helpers import call_cli, digests, processes, run_here
 from shelf import HOMES_PRIVATE
 
 import dpdask
@@ -124,17 +125,32 @@ def test_a_seed_decides_the_records(where, opened, shelf, tmp_path):
     pd.testing.assert_frame_equal(pq.read_table(files[0]).to_pandas(), one, check_dtype=False)
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
-def test_every_scheduler_and_partition_draws_the_same_records(scheduler, model, opened, tmp_path):
+@pytest.fixture
+def scheduler(request):
+    """Set the scheduler of Dask, and start one of processes where that is asked for."""
+    if request.param != "distributed":
+        with dask.config.set(scheduler=request.param):
+            yield
+    else:
+        with processes(1) as cluster, Client(cluster) as client:
+            client.wait_for_workers(1)
+            yield
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "distributed"], indirect=True)
+@pytest.mark.usefixtures("scheduler")
+def test_every_scheduler_and_partition_draws_the_same_records(model, opened):
     wanted = opened.sample(40_000, where=WHERE, seed=5)
-    key, condition = RunKey.insecure(5), model.condition(WHERE)
+    condition = model.condition(WHERE)
     starts = range(0, 40_000, 9_000)
-    parts = [
-        dask.delayed(list)(model.batches(at, min(9_000, 40_000 - at), 40_000, key, "", condition))
-        for at in starts
-    ]
-    with dask.config.set(scheduler=scheduler):
-        found = dask.compute(*parts)
+
+    @dask.delayed
+    def draw(at):
+        n = min(9_000, 40_000 - at)
+        return list(model.batches(at, n, 40_000, RunKey.insecure(5), "", condition))
+
+    parts = [draw(at) for at in starts]
+    found = dask.compute(*parts)
     rows = pa.Table.from_batches([each for part in found for each in part])
     pd.testing.assert_frame_equal(rows.to_pandas(), wanted, check_dtype=False)
 

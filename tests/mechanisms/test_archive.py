@@ -662,3 +662,26 @@ def test_threads_read_at_once():
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(100))) == [60] * 100
+
+
+@pytest.mark.parametrize("member", ["header", "noisy", "factor"])
+def test_a_file_that_unpacks_to_far_more_than_it_holds_is_refused_before_it_is_unpacked(member):
+    data, size = made("copula").to_bytes(), 2**29
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as members:
+        for name, array in np.load(io.BytesIO(data)).items():
+            with members.open(f"{name}.npy", "w", force_zip64=True) as file:
+                if name != member:
+                    np.lib.format.write_array(file, array)
+                    continue
+                shape = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+                np.lib.format.write_array_header_1_0(file, shape)
+                for _ in range(size >> 20):
+                    file.write(bytes(2**20))
+    bomb = buffer.getvalue()
+    tracemalloc.start()
+    refused("copula", bomb)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(bomb) < 2**21
+    assert peak < 2**24
