@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpdask.errors import InputError, OutputError
+from dpdask.errors import InputError, MissingError, OutputError
 from dpdask.io.folders import list_files
 from dpdask.io.storage import Folder
 
@@ -287,11 +287,13 @@ class Manifest:
     @classmethod
     def read(cls, folder: Folder, name: str = MANIFEST_NAME) -> Manifest | None:
         """Return the manifest of an output folder, or None if there is none."""
-        if not folder.exists(name):
+        try:  # to ask first whether it exists would take three requests of a store in place of one
+            # that of a folder is created once
+            data = folder.read(name, replaced=name != MANIFEST_NAME)
+        except MissingError:
             return None
         try:
-            # that of a folder is created once
-            content = json.loads(folder.read(name, replaced=name != MANIFEST_NAME))
+            content = json.loads(data)
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])

@@ -85,7 +85,7 @@ class _Folder:
             re.fullmatch(rf"{META}/manifest(-\d{{5,}})?\.json", name) is not None for name in names
         )
         # the listing was an earlier one
-        while self.output.exists(number_name(MANIFEST_NAME, number)):
+        while self._read_manifest(number) is not None:
             number += 1
         return number
 
