@@ -306,6 +306,24 @@ def is_real(type_: pa.DataType) -> bool:
     return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
 
 
+def is_dated(type_: pa.DataType) -> bool:
+    """Return whether a type's values are dates, or times of a date: they count from 1970."""
+    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
+
+
+def is_span(type_: pa.DataType) -> bool:
+    """Return whether a type's values are times of a day, or durations: they count from 0."""
+    return bool(pa.types.is_time(type_) or pa.types.is_duration(type_))
+
+
+def count_spans(array: pa.Array) -> Floats:
+    """Return times of a day or durations as numbers of their unit, missing ones as NaN."""
+    counted = _count(array.type)
+    whole = array.cast(counted, safe=False).cast(_whole(counted))
+    found: Floats = whole.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found
+
+
 def float_type(type_: pa.DataType) -> Any:
     """Return the NumPy type of the numbers of a column that is no lattice: decimals are read as float64."""
     return np.float64 if pa.types.is_decimal(type_) else type_.to_pandas_dtype()
@@ -366,19 +384,9 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
 
 
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
-    if not (
-        pa.types.is_integer(type_)
-        or is_real(type_)
-        or pa.types.is_date(type_)
-        or pa.types.is_timestamp(type_)
-    ):
-        what = f"a {column.kind} column holds integers, floats, decimals, dates or timestamps, but this one is {type_}"
-        hint = "correct its kind, or the file's type"
-        if pa.types.is_time(type_):
-            hint = "store whole numbers since midnight, such as seconds, as int64"
-        elif pa.types.is_duration(type_):
-            hint = f"store whole numbers of its unit, {type_.unit}, as int64"
-        raise DataError(what, f"column {name!r}", hint)
+    if not (pa.types.is_integer(type_) or is_real(type_) or is_dated(type_) or is_span(type_)):
+        what = f"a {column.kind} column holds numbers, dates, times or durations, but this one is {type_}"
+        raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = None if column.bounds is None else convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(
         name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level"
@@ -426,7 +434,7 @@ def convert_bounds(
             name, high, type_, last=True
         )
     assert not isinstance(low, dt.date) and not isinstance(high, dt.date)  # noqa: PT018 - two of one kind, says the schema
-    if pa.types.is_temporal(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
+    if is_dated(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
         raise DataError(
             "its bounds look like years, but dates as numbers count from 1970",
             f"column {name!r}",
@@ -451,11 +459,12 @@ def convert_bounds(
 def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bool) -> float:
     """Return a date or a time in the steps of a column's type; a date, as a time, is its first moment, or its last one."""
     where = f"column {name!r}"
-    if not (pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
+    if not is_dated(type_):
+        counted = f" of {tell_unit(type_)}" if is_span(type_) else ""
         raise DataError(
             f"its bounds are dates, but its type is {type_}",
             where,
-            "write numbers, or correct the file's type",
+            f"write numbers{counted}, or correct the file's type",
         )
     if pa.types.is_date(type_):
         if isinstance(bound, dt.datetime):
@@ -496,7 +505,7 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
     fits = {
         "text": is_text(type_),
         "truth": pa.types.is_boolean(type_),
-        "time": pa.types.is_date(type_) or pa.types.is_timestamp(type_),
+        "time": is_dated(type_),
         "number": pa.types.is_integer(type_)
         or pa.types.is_floating(type_)
         or pa.types.is_decimal(type_),
@@ -591,7 +600,9 @@ def find_limits(type_: pa.DataType) -> tuple[float, float]:
     counted = _count(type_)
     held = np.iinfo(_whole(counted).to_pandas_dtype())
     low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
-    if pa.types.is_temporal(type_):
+    if pa.types.is_time(type_):
+        return 0.0, float(_ONE_DAY // _step(counted) - 1)
+    if is_dated(type_):
         # a year there, and in UTC
         zones = {
             dt.UTC,
@@ -616,18 +627,23 @@ def find_limits(type_: pa.DataType) -> tuple[float, float]:
 
 
 def _step(counted: pa.DataType) -> dt.timedelta:
-    """Return how long one step of a lattice of dates or times is."""
+    """Return how long one step of a lattice of dates, times or durations is."""
     return (
         dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000, "us": 1}[counted.unit])
-        if pa.types.is_timestamp(counted)
+        if not pa.types.is_date(counted)
         else _ONE_DAY
     )
 
 
 def name_unit(type_: pa.DataType) -> str:
-    """Return the unit in which a column of dates or times is counted."""
+    """Return the unit in which a column of dates, times or durations is counted."""
     counted = _count(type_)
     return "days" if pa.types.is_date(counted) else UNITS[counted.unit]
+
+
+def tell_unit(type_: pa.DataType) -> str:
+    """Return what the numbers of a column of times of a day, or of durations, count."""
+    return f"{name_unit(type_)}{' since midnight' if pa.types.is_time(type_) else ''}"
 
 
 def _say_limits(type_: pa.DataType) -> tuple[str, str]:
@@ -640,7 +656,9 @@ def _say_limits(type_: pa.DataType) -> tuple[str, str]:
             f"±{most:,.{max(type_.scale, 0)}f}, up to which all digits of {type_} are exact",
             "store it with fewer digits after the point",
         )
-    if pa.types.is_temporal(type_):
+    if pa.types.is_time(type_):
+        return f"one day, in {tell_unit(type_)}", "count from midnight"
+    if is_dated(type_):
         low, high = find_limits(type_)
         if high < _EXACT:
             return f"the years 1 to 9999 of {type_}", "correct the file's type"
@@ -659,9 +677,11 @@ def _count(type_: pa.DataType) -> pa.DataType:
     """Return the type whose steps are the lattice of a column: whole days for dates, microseconds for nanoseconds."""
     if pa.types.is_date(type_):
         return pa.date32()
-    if pa.types.is_timestamp(type_) and type_.unit == "ns":
+    if getattr(type_, "unit", "") != "ns":
+        return type_
+    if pa.types.is_timestamp(type_):
         return pa.timestamp("us", tz=type_.tz)
-    return type_
+    return pa.time64("us") if pa.types.is_time(type_) else pa.duration("us")
 
 
 def _whole(counted: pa.DataType) -> pa.DataType:
@@ -670,7 +690,7 @@ def _whole(counted: pa.DataType) -> pa.DataType:
         counted
         if pa.types.is_integer(counted)
         else pa.int32()
-        if pa.types.is_date(counted)
+        if counted.bit_width == 32
         else pa.int64()
     )
 

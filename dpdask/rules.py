@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
-from dpdask.codec import codec_for, convert_bounds
+from dpdask.codec import codec_for, convert_bounds, is_dated
 from dpdask.conditions import Rule
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
@@ -405,16 +406,21 @@ class _Reader:
         is_text = pa.types.is_string(codec.type) or pa.types.is_large_string(codec.type)
         known = kind == "word" and text.lower() in ("true", "false")
         fits = kind == "text" if is_text else known == pa.types.is_boolean(codec.type)
-        fits = fits and (is_text or pa.types.is_temporal(codec.type) == (kind == "text"))
+        is_time = is_dated(codec.type) or pa.types.is_time(codec.type)
+        fits = fits and (is_text or is_time == (kind == "text"))
         try:
             if not fits or (kind == "word" and not known):
                 raise ValueError
-            if kind != "number":
+            if pa.types.is_time(codec.type):  # of which Arrow reads no texts
+                found = pa.scalar(dt.time.fromisoformat(text), codec.type)
+            elif kind != "number":
                 found = pa.scalar(text).cast(codec.type)
             else:
                 found = pa.scalar(
                     int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else float(text)
                 )
+                if pa.types.is_duration(codec.type):
+                    found = found.cast(pa.int64()).cast(codec.type)
         except (ValueError, pa.ArrowException):
             wanted = "a text in quotes" if is_text else f"a value of the type {codec.type}"
             raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", _WRITE) from None

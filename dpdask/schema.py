@@ -741,11 +741,10 @@ def arrow_type(name: str) -> pa.DataType:
     try:
         if found := re.fullmatch(r"decimal(?:128)?\((\d+), ?(\d+)\)", name):
             return pa.decimal128(*map(int, found.groups()))
+        if found := re.fullmatch(r"timestamp\[(s|ms|us|ns), ?tz=(.+)\]", name):
+            return pa.timestamp(*found.groups())
         return pa.type_for_alias(name)
     except ValueError:
-        if re.fullmatch(r"timestamp\[\w+, ?tz=.*\]", name):
-            text = f"{name!r} has a zone, which no `type` takes; store the times in UTC, as timestamp[us]"
-            raise ValueError(text) from None
         raise ValueError(
-            f"{name!r} is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us] or the like"
+            f"{name!r} is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us], timestamp[us, tz=UTC], time32[s] or the like"
         ) from None

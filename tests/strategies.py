@@ -43,9 +43,10 @@ TIMES = [
         ]
     ),
 ]
+SPANS = [pa.time32("s"), pa.time64("us"), pa.time64("ns"), pa.duration("ms"), pa.duration("ns")]
 NUMBERS = [*INTEGERS, *FLOATS, *DECIMALS]
 LEVEL_TYPES = [*NUMBERS, *TEXTS, *TIMES, pa.bool_()]
-VALUE_TYPES = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES]
+VALUE_TYPES = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES, *SPANS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,8 @@ def as_array(values, type_):
             else pa.array(values, type=pa.int32() if pa.types.is_date(type_) else pa.int64())
         )
         return (whole.cast(pa.date32()) if pa.types.is_date(type_) else whole).cast(type_)
+    if type_ in SPANS:
+        return pa.array(values, pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_)
     return pa.array(values, type=type_)
 
 
@@ -164,11 +167,13 @@ def _range(type_):
         return max(low, -EXACT), min(high, EXACT)
     if pa.types.is_date(type_):
         return -40_000, 40_000
+    if pa.types.is_time(type_):
+        return 0, 86_400 * 10 ** {"s": 0, "us": 6, "ns": 6}[type_.unit] - 1
     return (-1000, 1000) if type_ in FLOATS + DECIMALS else (-(10**10), 10**10)
 
 
 def _as_stored(values, type_):
-    nanoseconds = pa.types.is_timestamp(type_) and type_.unit == "ns"
+    nanoseconds = getattr(type_, "unit", "") == "ns"
     return as_array(
         [value * 1000 if nanoseconds and value is not None else value for value in values], type_
     )

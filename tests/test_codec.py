@@ -283,10 +283,7 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
             (type_, {"bounds": (0, 0.5)}, "must be whole")
             for type_ in (pa.int32(), DAY, MOMENTS["us"])
         ),
-        *(
-            (type_, {}, str(type_))
-            for type_ in (TEXT, pa.bool_(), pa.binary(), pa.time64("us"), pa.duration("s"))
-        ),
+        *((type_, {}, str(type_)) for type_ in (TEXT, pa.bool_(), pa.binary())),
         (DAY, {"bounds": (0, 10), "atoms": [DATES[0]]}, ""),
         *(
             (type_, {"atoms": [atom]}, "")
@@ -302,15 +299,23 @@ def test_domains_that_do_not_fit_the_columns_type_are_refused(type_, declared, w
 @pytest.mark.parametrize(
     ("type_", "hint"),
     [
-        (pa.time64("us"), "whole numbers since midnight, such as seconds"),
-        (pa.time32("s"), "whole numbers since midnight, such as seconds"),
-        (pa.duration("ms"), "whole numbers of its unit, ms"),
-        (TEXT, "correct its kind"),
+        (pa.time64("ns"), "write numbers of microseconds since midnight"),
+        (pa.time32("s"), "write numbers of seconds since midnight"),
+        (pa.duration("ms"), "write numbers of milliseconds,"),
+        (FLOAT, "write numbers, or correct"),
     ],
     ids=str,
 )
-def test_a_type_that_is_no_number_is_refused_with_the_unit_to_use(type_, hint):
-    assert hint in refusal(make, type_, bounds=[0, 10]).hint
+def test_dates_as_bounds_of_another_type_are_refused_with_the_unit_to_use(type_, hint):
+    assert hint in refusal(make, type_, bounds=DATES).hint
+
+
+@pytest.mark.parametrize("type_", [pa.time32("ms"), pa.time64("us"), pa.time64("ns")], ids=str)
+def test_a_day_has_24_hours(type_):
+    day = 86_400 * 10 ** {"ms": 3, "us": 6, "ns": 6}[type_.unit]
+    assert make(type_, bounds=(0, day - 1)).bounds == (0, day - 1)
+    for bounds in ((0, day), (-1, 5)):
+        assert "beyond one day, in m" in refusal(make, type_, bounds=bounds).what
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,11 @@ def bounds(message, *cases):
         ),
         (
             {"role": "keep", "type": "timestamp"},
-            "'timestamp' is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us] or the like",
+            "'timestamp' is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us], timestamp[us, tz=UTC], time32[s] or the like",
         ),
         (
-            {"role": "keep", "type": "timestamp[us, tz=UTC]"},
-            "has a zone, which no `type` takes; store the times in UTC, as timestamp[us]",
+            {"role": "keep", "type": "timestamp[day, tz=UTC]"},
+            "'timestamp[day, tz=UTC]' is not an Arrow type",
         ),
         ({"role": "keep", "type": 3}, "columns.x.type: a text is expected"),
         *(

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dpdask.analysis.results import N_BINS, Query, clip_to
 from dpdask.analysis.results import Result as Result
 from dpdask.arrays import Floats
-from dpdask.codec import is_real
+from dpdask.codec import count_spans, is_dated, is_real, is_span
 from dpdask.engine.lazy import read_frame, read_shards, record_frame
 from dpdask.engine.source import Frame
 from dpdask.errors import InputError, OutputError, SpecError
@@ -190,13 +190,21 @@ class OpenedRelease:
         return {}
 
     def _read(self, names: Sequence[str]) -> pd.DataFrame:
-        """Return released columns, which nobody may change; those of a small table are read once."""
+        """Return released columns, which nobody may change; those of a small table are read once. Times of a day and durations are numbers of their unit."""
         if self.n_rows > _HELD_ROWS:
-            return self.to_pandas(names)
+            return self._read_numbers(names)
         missing = [name for name in names if name not in self._held]
         if missing:
-            self._held.update(self.to_pandas(missing).items())
+            self._held.update(self._read_numbers(missing).items())
         return pd.DataFrame({name: self._held[name] for name in names}, copy=False)
+
+    def _read_numbers(self, names: Sequence[str]) -> pd.DataFrame:
+        frame = self.to_pandas(names)
+        for name in names:
+            type_, part = self._types.field(name).type, self.content["columns"].get(name, {})
+            if is_span(type_) and part.get("role") != "kept":
+                frame[name] = count_spans(pa.array(frame[name], type_, from_pandas=True))
+        return frame
 
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""
@@ -615,7 +623,7 @@ class OpenedRelease:
         """Return whether a column without levels holds dates, as the card or the first shard says."""
         if self._levels(name) is not None:
             return False
-        released = name in self._types.names and pa.types.is_temporal(self._types.field(name).type)
+        released = name in self._types.names and is_dated(self._types.field(name).type)
         return released or microseconds_of(self._column(name).get("numbers")) is not None
 
     def __repr__(self) -> str:

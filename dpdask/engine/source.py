@@ -362,7 +362,7 @@ def find_types(frame: Frame, schema: Schema | None = None) -> pa.Schema:
     Privacy
     -------
     Of a column of Python objects in a pandas frame, the first value that is no null decides whether
-    it holds dates, truth values or texts; only which of them it is, and nothing else of it, is
+    it holds dates, times of a day, truth values or texts; only which of them it is, and nothing else of it, is
     looked at. Values of other types are found where the rows are counted.
     """
     meta, types = find_meta(frame), {}
@@ -386,7 +386,7 @@ def _find_arrow_type(column: pd.Series) -> pa.DataType:
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
-    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts.
+    """Return the Arrow type of a column of Python objects: dates and times, as pandas makes them of `date32` and `time64`, truth values beside nulls, or texts.
 
     Where every row is null, the declaration decides; it may be numbers then.
     """
@@ -402,8 +402,8 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
         if types and types <= {int, float}:
             whole = declared is not None and declared.listed and types == {int}
             return pa.int64() if whole else pa.float64()
-    if type(example) is dt.date:
-        return pa.date32()
+    if type(example) in (dt.date, dt.time):
+        return pa.date32() if type(example) is dt.date else pa.time64("us")
     return pa.bool_() if isinstance(example, bool) else pa.string()
 
 
@@ -415,13 +415,15 @@ def _make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) ->
         fields.append((name, type_.value_type if pa.types.is_dictionary(type_) else type_))
     try:
         for name, type_ in fields:
-            objects = pa.types.is_date(type_) and part[name].dtype == object
-            if objects and set(map(type, part[name].dropna())) - {dt.date}:
+            wanted = dt.date if pa.types.is_date(type_) else dt.time
+            objects = pa.types.is_date(type_) or pa.types.is_time(type_)
+            objects = objects and part[name].dtype == object
+            if objects and set(map(type, part[name].dropna())) - {wanted}:
                 raise TypeError  # Arrow would cut times to dates, and take whole numbers for days
-        wanted = pa.schema(fields)
-        rows = pa.Table.from_pandas(part[list(columns)], schema=wanted, preserve_index=False)
+        plain = pa.schema(fields)
+        rows = pa.Table.from_pandas(part[list(columns)], schema=plain, preserve_index=False)
         rows = rows.combine_chunks()  # texts may come in chunks
-        return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], wanted)
+        return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], plain)
     except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
         what, hint = (
             "a partition's values do not fit the frame's dtypes",

@@ -336,8 +336,14 @@ def _describe(message: str, ragged: Sequence[Any], types: pa.Schema) -> DataErro
         return DataError(f"a text in {here} is not in UTF-8", column, "convert the file to UTF-8")
     if number is None:
         return DataError("a line cannot be split into fields", column, _QUOTES)
-    what = f"a value cannot be read as {types.field(int(number[1])).type}"
-    return DataError(what, column, "correct the file, or the schema's `type`")
+    type_, hint = types.field(int(number[1])).type, "correct the file, or the schema's `type`"
+    if pa.types.is_timestamp(type_):
+        zone = (
+            f"timestamp[{type_.unit}, tz=UTC]" if type_.tz is None else f"timestamp[{type_.unit}]"
+        )
+        ends = "end with Z or an offset" if type_.tz is None else "have no offset"
+        hint = f"{hint}; times that {ends} are of the type {zone}"
+    return DataError(f"a value cannot be read as {type_}", column, hint)
 
 
 def open_url(url: str) -> IO[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for, is_real, is_text
+from dpdask.codec import codec_for, is_dated, is_real, is_span, is_text, tell_unit
 from dpdask.conditions import Level
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
@@ -117,8 +117,8 @@ def _can_be_private(type_: pa.DataType) -> bool:
         pa.types.is_integer,
         pa.types.is_floating,
         pa.types.is_decimal,
-        pa.types.is_date,
-        pa.types.is_timestamp,
+        is_dated,
+        is_span,
     )
     return any(check(type_) for check in checks) or is_text(type_)
 
@@ -135,7 +135,11 @@ def _leave_domain(type_: pa.DataType | None) -> list[Line]:
         return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
     return [
         ("kind", "continuous", ""),
-        ("bounds", "TODO", "" if is_real(type_) else "two dates"),
+        (
+            "bounds",
+            "TODO",
+            "" if is_real(type_) else tell_unit(type_) if is_span(type_) else "two dates",
+        ),
     ]
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpdask.archive import Json, Named
 from dpdask.cells import Cells, CutColumns
-from dpdask.codec import UNITS, Codec, ValueCodec
+from dpdask.codec import UNITS, Codec, ValueCodec, is_span, tell_unit
 from dpdask.computed import View
 from dpdask.documents import Document
 from dpdask.errors import InputError, SpecError, list_names
@@ -541,7 +541,9 @@ def tell_domain(column: Column, codec: ValueCodec) -> Json:
 
 
 def tell_numbers(codec: Codec) -> dict[str, str]:
-    """Return which numbers a card has in place of a column's dates or times, as `numbers`; nothing for a column of numbers."""
+    """Return which numbers a card has in place of a column's dates, times or durations, as `numbers`; nothing for a column of numbers."""
+    if is_span(codec.type):
+        return {"numbers": tell_unit(codec.type)}
     if pa.types.is_date(codec.type):
         return {"numbers": DAYS}
     if pa.types.is_timestamp(codec.type):

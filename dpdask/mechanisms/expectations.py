@@ -16,7 +16,7 @@ from dpdask.archive import Json, Named
 from dpdask.arrays import Floats
 from dpdask.cells import DEFAULT_BINS, CutColumns, cells
 from dpdask.channels import calibrate, compute_squared, compute_zero_one, laplace, optimal
-from dpdask.codec import Codec, Codecs
+from dpdask.codec import Codec, Codecs, is_span
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.kernels.channel import alias_tables
@@ -492,18 +492,21 @@ def list_noise(event: Event) -> tuple[Json, ...]:
 
 
 def tell_date_bounds(codecs: Codecs) -> dict[str, tuple[str, str]]:
-    """Return the bounds of each column of dates or times, as dates."""
+    """Return the bounds of each column of dates, times or durations, as such."""
     found = {}
     for name, codec in codecs.items():
         numbers = tell_numbers(codec).get("numbers")
-        if numbers is not None and codec.bounds is not None:
+        if numbers is not None and not codec.has_levels and codec.bounds is not None:
             low, high = (say_date(bound, numbers) or f"{bound:g}" for bound in codec.bounds)
+            if is_span(codec.type):
+                none = np.zeros(2, dtype=np.bool_)
+                low, high = map(str, codec.decode(np.array(codec.bounds), none).to_pylist())
             found[name] = (low, high)
     return found
 
 
 def warn_of_number_bounds(schema: Schema, codecs: Codecs) -> Sentences:
-    """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are."""
+    """Return a warning for each column of dates, times or durations whose bounds are declared by numbers: it says which they are."""
     warnings = []
     for name, (low, high) in tell_date_bounds(codecs).items():
         declared = schema.columns[name].bounds
@@ -511,6 +514,8 @@ def warn_of_number_bounds(schema: Schema, codecs: Codecs) -> Sentences:
             counts = tell_numbers(codecs[name])["numbers"]
             what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
             hint = "write dates, such as 2000-01-31, if others are meant"
+            if is_span(codecs[name].type):
+                hint = "change them if others are meant"
             warnings.append(f"column {name!r}: {what}; {hint}")
     return tuple(warnings)
 

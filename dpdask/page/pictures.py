@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.arrays import Floats, Ints
+from dpdask.codec import is_span
 from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest
@@ -279,6 +280,8 @@ def say_number(number: float, type_: pa.DataType) -> str:
                 .as_py()
             )
         except (OverflowError, ValueError):  # the edge of a bar, in a year that no calendar has
+            if is_span(type_):  # or before midnight
+                return f"{number:,.0f}"
             time = dt.date.max if number > 0 else dt.date.min
         return str(time)[:19].removesuffix(" 00:00:00")
     digits = f"{number:,.4g}"

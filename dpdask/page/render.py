@@ -130,6 +130,7 @@ def _describe_field(card: Card, field: pa.Field, source: Named, in_folders: bool
         "sc:Float": is_real,
         "sc:Date": pa.types.is_date,
         "sc:DateTime": pa.types.is_timestamp,
+        "sc:Time": pa.types.is_time,
     }
     found["dataType"] = next((name for name, is_ in known.items() if is_(field.type)), "sc:Text")
     read: Content = {"extract": {"column": field.name}}

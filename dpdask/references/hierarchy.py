@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Ints
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
-from dpdask.codec import Codec, ValueCodec, float_type
+from dpdask.codec import Codec, ValueCodec, float_type, is_dated
 from dpdask.kernels.channel import project, project_each
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
@@ -62,7 +62,11 @@ def make_hierarchy(codec: ValueCodec) -> Hierarchy:
     if codec.bounds is None:
         return Hierarchy(cells(codec, 1))  # which refuses it
     low, high = codec.bounds
-    if pa.types.is_temporal(codec.type) or (codec.lattice and high - low < _N_LEAVES):
+    if (
+        is_dated(codec.type)
+        or pa.types.is_time(codec.type)
+        or (codec.lattice and high - low < _N_LEAVES)
+    ):
         return Hierarchy(cells(codec, _N_LEAVES))
     unit = _LEAST_WHOLE if codec.lattice else max(abs(low), abs(high)) / _DECADES
     # even on the scale of asinh: linear up to about the unit, logarithmic beyond

@@ -126,6 +126,10 @@ EVERY_TYPE = {
     "one": {"kind": "categorical", "levels": ["only"]},
     "date": {"kind": "discrete", "levels": DATES},
     "date_name": {"kind": "categorical", "levels": DATES},
+    "clock": {"kind": "continuous", "bounds": [0, 86_399_999]},
+    "fine_clock": {"kind": "continuous", "bounds": [0, 86_399_999_999], "nulls": "level"},
+    "span": {"kind": "continuous", "bounds": [-10, 10**6], "nulls": "level"},
+    "zoned": {"kind": "continuous", "bounds": DATES},
 }
 EVERY_TYPE = {name: {"role": "privatise", **column} for name, column in EVERY_TYPE.items()}
 
@@ -148,7 +152,18 @@ def every_type(n_rows):
         "code": pa.array(rng.choice([1, 2, 5], n_rows), pa.uint16(), mask=missing),
         "one": pa.array(["only"] * n_rows, pa.large_string()),
     }
-    return pa.table({**columns, "date": dates, "date_name": dates})
+    seconds = rng.integers(0, 86_400, n_rows)
+    of_days = {
+        "date": dates,
+        "date_name": dates,
+        "clock": pa.array(seconds * 1000, pa.int32()).cast(pa.time32("ms")),
+        "fine_clock": pa.array(seconds * 10**9 + 1, mask=missing).cast(pa.time64("ns")),
+        "span": pa.array(seconds, mask=missing).cast(pa.duration("ms")),
+        "zoned": pa.array((1_577_836_800 + seconds) * 1000).cast(
+            pa.timestamp("ms", "Europe/Zurich")
+        ),
+    }
+    return pa.table({**columns, **of_days})
 
 
 @each_mechanism
