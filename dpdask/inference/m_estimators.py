@@ -366,26 +366,17 @@ def quantile_regression(
     ----------
     sample
         Features, response and weights; no weight may be negative.
-    tau
-        The quantile's level, in (0, 1).
-    intercept
-        Whether the model has a constant, which is then the first coefficient.
+    tau, intercept
+        The quantile's level, in (0, 1); whether there is a constant, the first coefficient.
 
     Raises
     ------
     SpecError
-        On negative weights, with which the objective is not convex; if τ is not in (0, 1); if no
-        minimum is found.
-
-    Notes
-    -----
-    The dual program is solved: max y'a where X'a = (1 - τ) X'w and 0 <= a <= w. It has one equation
-    for each coefficient, not one for each point, and the coefficients are the prices of these.
+        On negative weights, with which the objective is not convex; if τ is not in (0, 1).
 
     References
     ----------
-    Koenker and Hallock, Quantile regression (2001); Koenker and Bassett, Regression quantiles
-    (1978), for the dual.
+    Koenker and Bassett, Regression quantiles (1978), for the dual; Koenker and Hallock (2001).
     """
     _refuse_negative(sample.weights, "quantile regression")
     _check_tau(tau)
@@ -393,19 +384,18 @@ def quantile_regression(
     used = sample.weights != 0.0
     z, response, weights = z[used], sample.response[used], sample.weights[used]
     # tolerances are absolute
-    weights = weights / weights.mean()
-    size = float(np.abs(response).max()) or 1.0
+    weights, size = weights / weights.mean(), float(np.abs(response).max()) or 1.0
+    # the dual, max y'a where X'a = (1 - τ) X'w and 0 <= a <= w, has an equation for each coefficient
     found = optimize.linprog(
         -response / size,
         A_eq=z.T,
         b_eq=(1.0 - tau) * (weights @ z),
         bounds=np.column_stack([np.zeros(len(weights)), weights]),
         method="highs-ipm",  # with a crossover to a corner
-        options={"presolve": False},  # which took most of the time
+        options={"presolve": False},  # it took most of the time
     )
     if found.status != 0:
-        what = "the fit did not converge: there may be no minimum"
-        raise _ill_posed(sample.weights, what, "quantile regression")
+        raise _ill_posed(sample.weights, "no minimum was found", "quantile regression")
     return _restore(-size * found.eqlin.marginals, centre, spread, intercept=intercept)
 
 
@@ -570,10 +560,7 @@ def _fit_weighted(
     z, centre, spread = _standardise(sample, intercept=intercept)
     with warnings.catch_warnings():
         # what does not converge, or meets a singular Hessian, is no estimate
-        for kind in (
-            UserWarning,
-            RuntimeWarning,
-        ):
+        for kind in (UserWarning, RuntimeWarning):
             warnings.simplefilter("error", kind)
         try:
             model = getattr(models, name)(fit_intercept=intercept, **settings)
