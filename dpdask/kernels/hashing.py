@@ -315,6 +315,29 @@ def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
 
 
 @jit
+def first_keys(packed: Words, n_first: int) -> Words:
+    """Return the first `n_first` distinct words of each group, whose number is in the highest 24 bits.
+
+    Parameters
+    ----------
+    packed
+        uint64 array, increasing.
+    """
+    out, half = np.empty(len(packed), dtype=np.uint64), uint64(40)
+    n_kept = n_own = 0
+    for row in range(len(packed)):
+        if row > 0 and packed[row] == packed[row - 1]:
+            continue
+        if row == 0 or packed[row] >> half != packed[row - 1] >> half:
+            n_own = 0
+        if n_own < n_first:
+            out[n_kept] = packed[row]
+            n_kept += 1
+        n_own += 1
+    return out[:n_kept].copy()
+
+
+@jit
 def before_bounds(
     units: Words,
     hashes: Words,

@@ -10,14 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdask.arrays import Int32s, Ints, Words
+from dpdask.arrays import Int32s, Ints, Uint32s, Words
 from dpdask.codec import Codecs, LevelCodec
 from dpdask.errors import DataError
-from dpdask.kernels.hashing import first_rows, groups, siphash
+from dpdask.kernels.hashing import first_keys, groups, siphash
 from dpdask.stats.statistic import Chosen, TreeFold, as_words
 from dpdask.streams import Streams, words
 
 UNIT_ID, KEYS_ID = "bounding/unit", "discover/keys"
+# bits of one word, below those of a unit's number: the hash of one of its keys, and the key's place
+_HASH_BITS, _CODE_BITS = 20, 20
+_MOST_UNITS, _MOST_KEYS = 2**24, 2**20  # that one word holds
 _BUFFERED = 2**20  # rows that are counted together: a batch may have fewer than there are keys
 
 
@@ -54,6 +57,17 @@ def _encode(array: pa.ChunkedArray) -> tuple[pa.Array, Int32s]:
         encoded = encoded.unify_dictionaries()
     codes = [np.asarray(chunk.indices, dtype=np.int32) for chunk in encoded.chunks]
     return encoded.chunk(0).dictionary, np.concatenate(codes)
+
+
+def _find_first(group: Ints, hashes: Uint32s, ranks: Words, most: int) -> Ints:
+    """Return the indices of the first distinct keys of each group, as `first_keys` does, however many there are."""
+    order = np.lexsort((ranks, hashes, group))
+    same = np.diff(group[order], prepend=-1) == 0
+    order = order[~(same & (np.diff(ranks[order].astype(np.int64), prepend=-1) == 0))]
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    found: Ints = order[place < most]
+    return found
 
 
 # Dask logs the arguments of a task that failed
@@ -94,18 +108,18 @@ class RowKeys:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UnitKeys:
-    """Which keys each unit has, at most `most` of them: those whose keyed hashes come first.
+    """Which keys each unit has, at most `most` of them: those whose keyed hashes come first, and of one hash, the lesser key.
 
     Notes
     -----
     The keys of a unit that are counted depend on its own keys alone, and neither on how the table
-    is cut nor on the order of its rows. The statistic holds a number of 20 bytes for each of them.
+    is cut nor on the order of its rows. The statistic holds a number of 16 bytes for each of them.
     """
 
     most: int
-    keys: pa.Array
+    keys: pa.Array  # distinct, increasing
     units: Words  # keyed hashes, of one length with the two below
-    hashes: Words  # of the unit and the key
+    hashes: Uint32s  # of the unit and the key, 20 bits
     codes: Int32s  # places among the keys
 
     @classmethod
@@ -116,19 +130,35 @@ class UnitKeys:
         keys, codes = _encode(array)
         # who names keys could else choose two with one hash, which a unit would have again and again
         pairs = np.stack([units, as_words(keys, np.array(secret).tobytes())[codes]], axis=1)
-        hashes = siphash(np.ascontiguousarray(pairs), *secret)
-        return cls._bound(most, keys, units, hashes, codes)
+        hashes = siphash(np.ascontiguousarray(pairs), *secret) >> np.uint64(64 - _HASH_BITS)
+        return cls._bound(most, keys, units, hashes.astype(np.uint32), codes)
 
     @classmethod
-    def _bound(cls, most: int, keys: pa.Array, units: Words, hashes: Words, codes: Int32s) -> Self:
-        order = np.argsort(hashes)
-        units, hashes, codes = units[order], hashes[order], codes[order]
-        again = (hashes[1:] == hashes[:-1]) & (units[1:] == units[:-1]) & (codes[1:] == codes[:-1])
-        first = np.append(True, ~again)[: len(units)]
-        units, hashes, codes = units[first], hashes[first], codes[first]
-        place, n_units = groups(units)
-        kept = first_rows(place, n_units, hashes, np.arange(len(hashes), dtype=np.uint64), most)
-        return cls(most, keys, units[kept], hashes[kept], codes[kept])
+    def _bound(
+        cls, most: int, keys: pa.Array, units: Words, hashes: Uint32s, codes: Int32s
+    ) -> Self:
+        order = np.asarray(pc.sort_indices(keys))
+        ranks = np.empty(len(order), dtype=np.uint64)
+        ranks[order] = np.arange(len(order), dtype=np.uint64)
+        group, n_units = groups(units)
+        keys = keys.take(pa.array(order))
+        if n_units > _MOST_UNITS or len(keys) > _MOST_KEYS:
+            own = _find_first(group, hashes, ranks[codes], most)
+            return cls(most, keys, units[own], hashes[own], ranks[codes[own]].astype(np.int32))
+        names = np.empty(n_units, dtype=np.uint64)
+        names[group] = units
+        packed = group.astype(np.uint64) << np.uint64(_HASH_BITS + _CODE_BITS)
+        packed |= hashes.astype(np.uint64) << np.uint64(_CODE_BITS)
+        packed |= ranks[codes]
+        packed.sort()
+        kept = first_keys(packed, most)
+        return cls(
+            most,
+            keys,
+            names[(kept >> np.uint64(_HASH_BITS + _CODE_BITS)).view(np.int64)],
+            (kept >> np.uint64(_CODE_BITS)).astype(np.uint32) & np.uint32(2**_HASH_BITS - 1),
+            (kept & np.uint64(2**_CODE_BITS - 1)).astype(np.int32),
+        )
 
     def merge(self, *others: Self) -> Self:
         """Return the keys of all of them."""

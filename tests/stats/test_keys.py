@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dpdask.codec import codec_for
 from dpdask.errors import DataError
 from dpdask.schema import Column
+from dpdask.stats import keys as keys_module
 from dpdask.stats.keys import KeyStatistic, UnitKeys
 from dpdask.stats.statistic import as_words
 from dpdask.streams import RunKey, Streams
@@ -100,6 +101,17 @@ def test_units_are_counted_once_for_each_of_few_keys(rows, type_, most, cut, ran
     lost.subtract(told(count([batch_of(without)], codec, most)))
     assert all(0 <= n <= 1 for n in lost.values())
     assert sum(lost.values()) <= most
+
+
+@pytest.mark.parametrize("limit", ["_MOST_UNITS", "_MOST_KEYS"])
+def test_more_than_one_word_holds_is_counted_alike(limit, monkeypatch):
+    rng = np.random.default_rng(3)
+    units, numbers = rng.integers(0, 300, 20_000), rng.integers(1, 90, 20_000)
+    batches = pa.table({"unit": units, "key": [f"k{each}" for each in numbers]}).to_batches(900)
+    found = told(count(batches, codec_of(pa.string()), 4))
+    assert sum(found.values()) == 4 * 300
+    monkeypatch.setattr(keys_module, limit, 10)
+    assert told(count(batches, codec_of(pa.string()), 4)) == found
 
 
 def test_many_rows_are_counted_as_one_would():
