@@ -252,6 +252,10 @@ def find_inside(tmp_path, **changes):
     return card, pa.concat_tables(parts)
 
 
+LISTED = {
+    name: {**column, "levels": [column["other"]]} if "other" in column else column
+    for name, column in SCHEMA.items()
+}
 ONE_TABLE = {"kind": "marginals", "cliques": [["code"]]}
 TABLES = {"kind": "marginals", "cliques": [["code"], ["day", "age"], ["number"]]}
 
@@ -280,6 +284,19 @@ def test_a_job_finds_the_levels_that_it_counts(adjacency, unit, tmp_path, table)
     assert card["accounting"]["epsilon_exact"] <= 10.0
     [intend, _] = charging_entries(place["url"], "people")
     assert (intend.charge.epsilon, intend.charge.delta) == (10.0, 1e-6)
+
+
+def test_texts_are_read_as_the_dictionaries_that_the_file_holds(tmp_path, table):
+    job = load_job(job_of(tmp_path, mechanism=TABLES))
+    opened = open_table(job, Folder(job.output_url))
+    part, rows = opened.source.parts[0]
+    for work, is_encoded in (
+        (opened.work, True),
+        (opened.work.with_levels(Schema.from_dict({"columns": LISTED})), False),
+    ):
+        [batch] = part.read(rows, work, released=False)
+        assert pa.types.is_dictionary(batch.column("code").type) == is_encoded
+        assert batch.column("code").to_pylist() == table["code"][:1_500].to_pylist()
 
 
 def test_records_of_found_levels_alone_come_out(tmp_path, table):
