@@ -228,7 +228,7 @@ def npmle(
             "npmle",
             "use rings whose gaps reach every place, or ranges with one open end, or allow more (max_ambiguity=...)",
         )
-    if ambiguity > max_ambiguity:
+    if ambiguity > max_ambiguity + tolerance:  # a sum of masses, which is 1 up to rounding
         raise SpecError(
             f"the ranges do not determine where the mass lies, by {ambiguity:.2g} of the line's width; up to {max_ambiguity:.2g} was allowed",
             "npmle",

@@ -127,7 +127,12 @@ class ThresholdedCells:
 def keep_tails(counts: Floats, axis: int, deviation: float) -> Floats:
     """Return counts without negative ones: along an axis, ends that are not told from noise go to the next cells, and then what a cell has below 0 is taken from the next one towards the middle.
 
-    The deviation is that of the noise of one count.
+    Parameters
+    ----------
+    counts, axis
+        float64 array, and the axis along which its cells follow each other.
+    deviation
+        That of the noise of one count.
     """
     found = np.moveaxis(counts.copy(), axis, 0)
     n = len(found)

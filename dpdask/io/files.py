@@ -328,8 +328,7 @@ def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
         try:
             found = [str(path) for path in fs.ls(f"{folder}/{inner}", detail=False)]
         except Exception as error:
-            answered = isinstance(error, NotADirectoryError)
-            answered = answered or classify(error) in ("missing", "refused")
+            answered = classify(error) in ("missing", "refused")
             # a web server answers as it likes
             if not answered and not protocols(fs) & {"http", "https"}:
                 raise

@@ -55,7 +55,7 @@ def classify(error: BaseException) -> Fault | None:
     status = next((found for found in map(_status, chain) if found is not None), None)
     if status == 507 or any(map(_is_full, chain)):
         return "full"
-    if status == 404 or isinstance(error, FileNotFoundError):
+    if status == 404 or isinstance(error, FileNotFoundError | NotADirectoryError):
         return "missing"
     if status in (409, 412) or isinstance(error, FileExistsError):
         return "exists"

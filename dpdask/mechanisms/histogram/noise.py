@@ -424,7 +424,7 @@ class NoisyHistogram(Archived):
         is_cut = (weights == 0) if cut is None else (weights == 0) | (weights < cut)
         if is_cut.any() or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
             raise ValueError("the weights are not above the threshold, or too large to sample")
-        every = arrays["every"] if "every" in arrays else np.empty(0, dtype=np.int64)
+        every = arrays["every"] if header["format"] > 3 else np.empty(0, dtype=np.int64)
         if every.dtype != np.int64 or every.shape not in ((0,), (n_cells(domain),)):
             raise ValueError("the counts are not those of all cells")
         if len(every) and not (
