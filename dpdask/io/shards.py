@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import InputError, MissingError, OutputError
+from dpdask.io.filesystems import mask
 from dpdask.io.folders import list_files
 from dpdask.io.storage import Folder
 
@@ -181,7 +182,9 @@ class ShardWriter:
         what = (
             "this shard was written before, from other rows: the input changed since the run began"
         )
-        other = InputError(what, name, "restore the input and run again, or `dpdask abort` the run")
+        other = InputError(
+            what, mask(name), "restore the input and run again, or `dpdask abort` the run"
+        )
         self._sink = _HashingSink(
             self._stack.enter_context(
                 folder.open_new(name, other) if new else folder.open_replacement(name)

@@ -30,6 +30,7 @@ from dpdask.io.filesystems import (
     find_first_version,
     keeps_versions,
     list_versions,
+    mask,
     open_store,
     report_change,
 )
@@ -147,7 +148,7 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     if len(data) > MAX_PUT_BYTES:
         most = MAX_PUT_BYTES // 2**20
         what = f"this file is larger than one request can write ({most} MiB)"
-        raise OutputError(what, path, "lower output.rows_per_shard")
+        raise OutputError(what, mask(path), "lower output.rows_per_shard")
     _check_creating(fs, path)
     # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put
     # together
@@ -162,7 +163,7 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
 def _check_creating(fs: Any, path: str) -> None:
     if protocols(fs).isdisjoint({*KINDS, "memory"}):
         hint = "write to a local folder, or to s3://, az:// or gs://"
-        raise OutputError("this file system has no create-if-absent operation", path, hint)
+        raise OutputError("this file system has no create-if-absent operation", mask(path), hint)
 
 
 def replace_file(fs: Any, path: str, data: bytes) -> None:
@@ -509,7 +510,7 @@ class Folder:
         """
         _, path = self._resolve(name)
         hint = "choose another output, or `dpdask abort` the run that wrote it"
-        other = other or OutputError("a file with other content is there", path, hint)
+        other = other or OutputError("a file with other content is there", mask(path), hint)
         if not self.is_local:
             remote = io.BytesIO()
             yield remote

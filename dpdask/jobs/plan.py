@@ -421,8 +421,11 @@ def _read_target(job: Job, name: str, text: str) -> Exceed:
     if name == "share":
         return partial(exceed_counts, most=value * n_rows)
     columns = opened.work.columns
-    if job.mechanism.find_counted(column, columns) is None:
+    if column not in columns.codecs or job.mechanism.find_counted(column, columns) is None:
         raise SpecError("no table that is released has the column", where, "count one")
+    if job.schema.columns[column].discovers:
+        what = "its levels are found in the run, so the error of their mean is not known before"
+        raise SpecError(what, where, "give count_margin or share, or list its levels")
     numbers = _list_numbers(columns.codecs[column], where)
     least = max(numbers.min(), -numbers.max(), 0.0)  # of the absolute values of means
     if kind == "relative" and not least:

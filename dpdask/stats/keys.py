@@ -138,10 +138,13 @@ class UnitKeys:
         cls, most: int, keys: pa.Array, units: Words, hashes: Uint32s, codes: Int32s
     ) -> Self:
         order = np.asarray(pc.sort_indices(keys))
-        ranks = np.empty(len(order), dtype=np.uint64)
-        ranks[order] = np.arange(len(order), dtype=np.uint64)
-        group, n_units = groups(units)
         keys = keys.take(pa.array(order))
+        is_new = np.ones(len(order), dtype=np.bool_)  # a dictionary may hold one twice
+        is_new[1:] = pc.not_equal(keys[1:], keys[:-1])
+        ranks = np.empty(len(order), dtype=np.uint64)
+        ranks[order] = np.cumsum(is_new, dtype=np.uint64) - np.uint64(1)
+        group, n_units = groups(units)
+        keys = keys if is_new.all() else keys.filter(pa.array(is_new))
         if n_units > _MOST_UNITS or len(keys) > _MOST_KEYS:
             own = _find_first(group, hashes, ranks[codes], most)
             return cls(most, keys, units[own], hashes[own], ranks[codes[own]].astype(np.int32))

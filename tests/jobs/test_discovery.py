@@ -525,11 +525,16 @@ def test_a_release_before_its_levels_are_found_is_refused(mechanism, more, tmp_p
             {"rules": [{"forbid": {"code": ["other"], "sex": ["f"]}}]},
             "so no rule can name them; find them first",
         ),
+        # else the levels that are found could make a sum that its column cannot hold
+        ({"rules": [{"derived": {"total": "code"}}]}, "so no rule can name them; find them first"),
     ],
 )
 def test_a_search_inside_a_job_that_cannot_be_is_refused(changes, said, tmp_path):
     sex = {"role": "privatise", "kind": "categorical", "levels": ["f", "m"]}
     schema = {"columns": {"code": CODE, "sex": sex}}
+    if any("derived" in rule for rule in changes.get("rules", [])):
+        total = {"role": "privatise", "kind": "continuous"}
+        schema["columns"] |= {"code": {**CODE, "other": 0}, "total": total}
     schema |= {key: value for key, value in changes.items() if key == "rules"}
     given = {key: value for key, value in changes.items() if key != "rules"}
     job = job_of(tmp_path, **given)

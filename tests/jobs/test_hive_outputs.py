@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import signal
+from contextlib import ExitStack
 
 import dask
 import dask.dataframe as dd
@@ -32,8 +33,9 @@ from jobs.test_partitioned_outputs import CITIES, KNOWN, SCHEMA, original, shard
 import dpdask
 from dpdask.engine import partitions
 from dpdask.errors import DataError, InputError, OutputError, SpecError
+from dpdask.io import storage
 from dpdask.io.folders import check_values, list_files, name_folders, split_folders
-from dpdask.io.shards import Manifest
+from dpdask.io.shards import Manifest, ShardWriter
 from dpdask.io.storage import Folder
 from dpdask.jobs.overview import sweep
 from dpdask.jobs.run import abort, run_job, status
@@ -363,3 +365,30 @@ def test_few_shards_are_open_at_once(tmp_path, source, monkeypatch):
     assert sorted(rows["n"].to_pylist()) == sorted(
         np.concatenate([np.arange(300) + 10_000 * each for each in range(3)])
     )
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_no_error_of_a_shard_tells_a_value_in_its_folders(store, tmp_path, monkeypatch):
+    """Of a kept column, as no error does."""
+    folder = Folder(f"memory://{tmp_path.name}/out" if store else f"file://{tmp_path}")
+    name, types = f"{name_folders({'city': 'Chur'})}/part-0.parquet", pa.schema([("x", pa.int64())])
+
+    def write(number):
+        writer = ShardWriter(folder, name, types, new=True)
+        writer.write(pa.RecordBatch.from_pydict({"x": [number]}, types))
+        writer.close()
+
+    def say(error, write, *arguments):
+        with pytest.raises(error) as found:
+            write(*arguments)
+        assert "Chur" not in str(found.value)
+        assert "city=…/part-0.parquet" in str(found.value)
+
+    write(1)
+    say(InputError, write, 2)
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(OutputError, match=r"city=…/part-0\.parquet"))
+        stack.enter_context(folder.open_new(name)).write(b"others")
+    if store:
+        monkeypatch.setattr(storage, "MAX_PUT_BYTES", 10)
+        say(OutputError, write, 3)

@@ -10,12 +10,15 @@ import pytest
 from e2e.helpers import call_cli, load, run_here
 
 import dpdask
+from dpdask.conditions import Rule
 from dpdask.errors import SpecError
 from dpdask.jobs.plan import find_epsilon
 from dpdask.jobs.spec import Job
 from dpdask.privacy.noise import margin_95
+from dpdask.schema import Column, Schema
 from pipelines.benchmarks import coverage, coverage_tables
 
+NO_TABLE = "no table that is released has the column"
 CELLS = {"kind": "histogram", "bins": 4, "threshold": "none", "output": "cells"}
 
 
@@ -144,6 +147,32 @@ def test_a_mean_that_may_be_0_has_no_relative_error(shelf, tmp_path):
     private = load(path, privacy__adjacency="add-remove")
     with pytest.raises(SpecError, match="number of rows is private"):
         find_epsilon(private, {"mean.rating": "0.1"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules", "target", "what"),
+    [
+        ({"price": {"bounds": None}}, [Rule(derived={"price": "rating"})], "mean.price", NO_TABLE),
+        (
+            {"rating": {"kind": "categorical", "levels": "discover", "other": 0}},
+            [],
+            "mean.rating",
+            "its levels are found in the run",
+        ),
+    ],
+)
+def test_a_mean_that_no_table_tells_before_the_run_is_refused(
+    changes, rules, target, what, shelf, tmp_path
+):
+    """Of a column that is computed, and of one whose levels are yet to be found."""
+    loaded = load(shelf.job("homes, copula", tmp_path))
+    columns = {
+        name: Column(**{**column.model_dump(exclude_none=True), **changes.get(name, {})})
+        for name, column in loaded.schema.columns.items()
+    }
+    loaded = Job(loaded.file, Schema(columns=columns, rules=tuple(rules)), tmp_path)
+    with pytest.raises(SpecError, match=what):
+        find_epsilon(loaded, {target: "0.1"})
 
 
 def test_margins_hold_and_no_less_epsilon_would_do():

@@ -154,6 +154,18 @@ def test_who_names_keys_cannot_choose_two_with_one_hash():
     assert not set(one) & set(other)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("limit", [2**20, 0])
+def test_a_key_that_a_dictionary_holds_twice_is_one_key_of_a_unit(others, limit, monkeypatch):
+    """It would else have the unit count twice, above the threshold of a key of one unit alone."""
+    monkeypatch.setattr(keys_module, "_MOST_KEYS", limit)
+    keys = pa.array(["a", "b", "a", "b"])
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 3, 2], pa.int32()), keys)
+    rows = pa.RecordBatch.from_arrays([array, pa.array([7, 7, 7, 7, 8])], names=["key", "unit"])
+    parts = [count([rows], codec_of(pa.string()), most=3) for _ in range(1 + others)]
+    assert told(parts[0].merge(*parts[1:]) if others else parts[0]) == {"a": 2, "b": 1}
+
+
 def test_a_row_without_a_unit_is_refused():
     batch = pa.RecordBatch.from_pydict({"unit": ["u", None], "key": ["a", "b"]})
     with pytest.raises(DataError, match="the unit of every row must be known"):

@@ -179,7 +179,7 @@ class CopulaMechanism(NoisyTables):
 
     def check_spec(self) -> None:
         """Check the target, the rules between levels, and that there are enough pairs and triples to choose from."""
-        ruled = {name for rule in self.schema.rules for name in rule.names}
+        ruled = {name for rule in self.declared.rules for name in rule.names}
         for name in self.schema.discovered:
             if name in ruled:
                 what = "its levels are found in the run, so no rule can name them"
