@@ -128,9 +128,11 @@ def test_a_worker_that_freezes_at_work_is_named_and_its_work_is_done_by_others(s
                     seconds["told"] = time.monotonic()
             ended = driver.wait(300)
         assert ended == 0, lines
-        [told] = [json.loads(line)["step"] for line in lines if "sign of life" in line]
-        [name] = {"0", "1"} & set(told.split())
-        assert told == f"waiting for 1 of 2 workers that give no sign of life: {name} at {address}"
+        told = [json.loads(line)["step"] for line in lines if "sign of life" in line]
+        # on a busy machine another worker may be quiet, too
+        said = r"waiting for [12] of [12] workers? that give no sign of life: .*"
+        assert all(re.fullmatch(said, each) for each in told), told
+        assert any(re.search(rf"\b[01] at {re.escape(address)}", each) for each in told), told
         assert seconds["told"] - seconds["frozen"] < SOON
         assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
     quiet = run_here(
