@@ -11,7 +11,7 @@ from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask import local
-    from dpdask.analysis.opened import open  # noqa: A004 - `dpdask.open`, as `Image.open`
+    from dpdask.analysis.opening import open  # noqa: A004 - `dpdask.open`, as `Image.open`
     from dpdask.engine.account import LedgerPlace
     from dpdask.errors import (
         BudgetError,
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "analysis.opened": ("open",),
+    "analysis.opening": ("open",),
     "errors": (
         "BudgetError",
         "DataError",
@@ -128,4 +128,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

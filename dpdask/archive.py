@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from dpdask.errors import DpdaskError, InputError
 from dpdask.version import __version__
@@ -128,6 +129,20 @@ def _check_sizes(members: zipfile.ZipFile, most: int) -> None:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         if math.prod(shape) * dtype.itemsize >= member.file_size:
             raise ValueError
+
+
+def require(fact: object, otherwise: str) -> None:
+    """Check a fact about a content; the error is for developers, since a reader is told one line."""
+    if not fact:
+        raise ValueError(otherwise)
+
+
+def check_array(
+    array: NDArray[Any], dtype: Any, shape: tuple[int, ...], low: float, high: float
+) -> None:
+    """Check that an array has a type and a shape, and numbers between two ends: none is NaN."""
+    require(array.dtype == dtype and array.shape == shape, "an array of another type or shape")
+    require(((array >= low) & (array <= high)).all(), "numbers that cannot be")
 
 
 class Archived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -221,7 +222,10 @@ class Cells:
             )
             line = [str(low) if low == high else f"{low}..{high}" for low, high in pairs]
         else:
-            line = list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
+            ends_ = self.edges.tolist()
+            line = [_range(low, high) for low, high in pairwise(ends_)]
+            if len(set(line)) < len(line):  # cells that six digits do not tell apart
+                line = [_range(low, high, 17) for low, high in pairwise(ends_)]
         return [
             label
             for label, possible in zip([*singles, *line], self.possible, strict=True)
@@ -240,15 +244,18 @@ class Cells:
 CutColumns = Mapping[str, Cells]  # of each column
 
 
-def _range(low: float, high: float) -> str:
+def _range(low: float, high: float, digits: int = 6) -> str:
     """Return the range (low, high]; where it was declared by its first values, as [first, next first); a single value as itself."""
+
+    def write(number: float) -> str:
+        return min(repr(number), repr(float(f"{number:.{digits}g}") + 0.0), key=len)
+
     if math.nextafter(low, math.inf) >= high:
         return repr(high)
     first, following = math.nextafter(low, math.inf), math.nextafter(high, math.inf)
-    begin = f"[{first!r}" if len(repr(first)) < len(repr(low)) else f"({low!r}"
-    return begin + (
-        f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]"
-    )
+    begin = f"[{write(first)}" if len(repr(first)) < len(repr(low)) else f"({write(low)}"
+    by_first = len(repr(following)) < len(repr(high))
+    return f"{begin}, {write(following)})" if by_first else f"{begin}, {write(high)}]"
 
 
 def _narrow(

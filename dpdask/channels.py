@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 
 from dpdask.arrays import Floats, Indices, Words
 from dpdask.codec import Codec, LevelCodec
+from dpdask.domains import MAX_LEVELS
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
+from dpdask.kernels.window import RankWindow, bound_kept, bound_loss, find_design, make_window
 from dpdask.steps import step
 
 # ---- as published: Laplace noise on ranks, in closed form on levels
@@ -235,7 +237,7 @@ def optimal(
         raise SpecError(
             f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and more have positive probability",
             "channel optimal",
-            "declare the column continuous, which bins it, or take the channel laplace-calibrated",
+            "declare the column continuous, which bins it, set its `cost` to zero-one, or take the channel laplace-calibrated",
         )
     inner_cost = np.ascontiguousarray(cost[np.ix_(margins.rows, margins.columns)])
     weights = solve_weights(
@@ -269,7 +271,15 @@ def solve_weights(
     cost = np.frombuffer(cost_bytes).reshape(len(source), len(target))
     if 1 in cost.shape:  # the constant channel is the only one
         return kernel.integer_weights(np.tile(target, (len(source), 1)))
-    channel = _couple(_solve(source, target, epsilon, cost), source, target)
+    # the channel nearest to the solver's, in the sense of proportional fitting, whose joint
+    # distribution has margins P and Q
+    joint = source[:, None] * _solve(source, target, epsilon, cost) * target[None, :] + 1e-300
+    for _ in range(100):
+        joint *= (source / joint.sum(axis=1))[:, None]
+        joint *= (target / joint.sum(axis=0))[None, :]
+        if np.abs(joint.sum(axis=1) - source).max() <= 1e-17:
+            break
+    channel: Floats = joint / joint.sum(axis=1, keepdims=True)
     return kernel.repair_weights(channel, target, epsilon)
 
 
@@ -345,16 +355,63 @@ def solve_program(
     return found
 
 
-def _couple(ratios: Floats, source: Floats, target: Floats) -> Floats:
-    """Return the channel nearest to the solver's, in the sense of proportional fitting, whose joint distribution has margins P and Q."""
-    joint = source[:, None] * ratios * target[None, :] + 1e-300
-    for _ in range(100):
-        joint *= (source / joint.sum(axis=1))[:, None]
-        joint *= (target / joint.sum(axis=0))[None, :]
-        if np.abs(joint.sum(axis=1) - source).max() <= 1e-17:
-            break
-    channel: Floats = joint / joint.sum(axis=1, keepdims=True)
-    return channel
+# ---- very many levels: the one of a closed form that keeps most, in numbers for each level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowChannel:
+    """A window of ranks on a circle, beside levels that stand alone; its matrix is never made."""
+
+    window: RankWindow
+    epsilon: float  # an upper bound on its privacy loss under replace-one
+    kept: (
+        float  # the share of rows that stay as they are, if they have the reference's distribution
+    )
+    kept_at_most: float  # by any channel that keeps the distribution and costs no more
+
+
+def keep_most(probabilities: Floats, epsilon: float) -> WindowChannel:
+    """Return the channel that keeps most values of many levels without an order, and their distribution.
+
+    Parameters
+    ----------
+    probabilities
+        The distribution P of the level that goes in and comes out, float64 array of shape (s,),
+        summing to 1; zeros are levels that were never seen, which are not released.
+
+    Privacy
+    -------
+    Unit: one value. Adjacency: replace-one. The bound on ε* is computed from the whole numbers that
+    are drawn from, and holds whatever the distribution of the input is.
+
+    Notes
+    -----
+    Memory and time grow with the number of levels, not with its square. See
+    docs/explanation/math.md, Channels.
+    """
+    margins = Margins.of(probabilities, None)
+    seen = np.zeros(len(probabilities))
+    seen[margins.rows] = margins.source
+    design = find_design(np.sort(margins.source)[::-1], epsilon)
+    window = make_window(seen, design, epsilon)
+    return WindowChannel(
+        window=window,
+        epsilon=min(window_epsilon(window), epsilon),
+        kept=design.kept,
+        kept_at_most=bound_kept(margins.source, epsilon),
+    )
+
+
+def window_epsilon(window: RankWindow) -> float:
+    """Return the upper bound on ε* of a window, as the least float that is not below it."""
+    bound = bound_loss(window)
+    found = float(bound)
+    return found if Decimal(found) >= bound else math.nextafter(found, math.inf)
+
+
+def has_window(n_levels: int, n_seen: int, cost: object) -> bool:
+    """Return whether the channel optimal of a column is the window: the program is not solved for so many levels."""
+    return cost == "zero-one" and (n_seen > MAX_OPTIMAL_LEVELS or n_levels > MAX_LEVELS)
 
 
 # ---- the optimal unbiased one: the released value is, on average, a known straight line of the original one
@@ -618,6 +675,8 @@ def _value_cost(levels: pa.Array) -> Floats:
 
 def check_cost(codec: Codec, cost: str | Sequence[Sequence[float]]) -> None:
     """Check that a column can have a cost."""
+    if cost == "zero-one" and codec.has_levels:
+        return  # without a matrix of very many levels
     if codec.has_levels:
         level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
     elif cost != "rank":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -21,8 +22,9 @@ from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
 from dpdask.startup import Terminated, collect_rarely, end_on_sigterm, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal import options
-from dpdask.terminal.echo import echo, echo_json, keep_streams
-from dpdask.terminal.simulations import simulate
+from dpdask.terminal.dossier import dossier
+from dpdask.terminal.echo import echo, keep_streams, show, warn
+from dpdask.terminal.simulations import simulate, write_demo
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
@@ -125,35 +127,57 @@ def show_step(name: str) -> Iterator[None]:
 @click.option(
     "--output", metavar="FILE", help="Write the draft to this new file instead of printing it."
 )
+@click.option(
+    "--job",
+    "mechanism",
+    type=click.Choice(["dip", "copula", "marginals", "histogram", "interval"]),
+    help="Write schema.yaml (or --output), and beside it job.yaml with this mechanism.",
+)
 def init(
-    table: str, format_: str, catalog: str | None, levels_from: str | None, output: str | None
+    table: str,
+    format_: str,
+    catalog: str | None,
+    levels_from: str | None,
+    output: str | None,
+    mechanism: str | None,
 ) -> None:
-    """Draft the schema of a table; read names, types and null flags, never a value."""
-    from dpdask.documents import parse_value, validate
-    from dpdask.jobs.draft import draft_schema, read_levels, write_draft
-    from dpdask.jobs.spec import Input
+    """Draft the schema of a table, and a job; read names, types and null flags, never a value."""
+    from dpdask.documents import parse_value, validate, write_new
+    from dpdask.jobs.draft import draft_job, draft_schema, read_levels
+    from dpdask.jobs.inputs import Input
 
     given = {"path": table, "format": format_} | (
         {"catalog": parse_value(catalog, "--catalog")} if catalog else {}
     )
-    draft = draft_schema(
-        validate(Input, given, "init"), read_levels(levels_from) if levels_from else None
-    )
-    if output is None:
+    source = validate(Input, given, "init")
+    levels = read_levels(levels_from) if levels_from else {}
+    draft = draft_schema(source, levels)
+    if output is None and mechanism is None:
         echo(draft, nl=False)
         return
-    write_draft(draft, output)
-    echo(
-        f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO"
-    )
+    file = Path(output or "schema.yaml")
+    drafts, job = {str(file): draft}, str(file.with_name("job.yaml"))
+    if mechanism is not None:
+        drafts[job] = draft_job(source, mechanism, file.name, str(file.parent))
+    write_new(drafts)
+    told = f"{draft.count(': {role: drop}  #')} columns are dropped until you turn them on"
+    echo(f"{file}: {told}" + (f"; {len(levels)} are on, with the listed levels" if levels else ""))
+    if mechanism is not None:
+        echo(f"{job}: releases them by {mechanism}; edit {file}, then `dpdask plan {job}`")
 
 
 @cli.command()
 @options.job
 @options.set_
 def validate(job: str, settings: dict[str, str]) -> None:
-    """Check a job and its schema; read no data."""
+    """Check a job and its schema, or a schema alone; read no data."""
     with show_step("reading the job"):
+        from dpdask.jobs.spec import read_schema
+
+        if not settings and (alone := read_schema(job)) is not None:
+            names = ", ".join(alone.privatised) or "no column yet: turn on what to release"
+            echo(f"{job}: a valid schema; privatises {names}")
+            return
         from dpdask.connect import check_cluster
 
         checked = _load(job, settings)
@@ -173,7 +197,16 @@ def validate(job: str, settings: dict[str, str]) -> None:
     callback=options.read_settings,
     help="Plan with the least ε for this error: count_margin=ROWS, share=PART, or mean.COLUMN=MARGIN.",
 )
-def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, str]) -> None:
+@click.option(
+    "--page", metavar="FILE", help="Write the plan as a page to this new file, to sign it."
+)
+def plan(
+    job: str,
+    settings: dict[str, str],
+    as_json: bool,
+    targets: dict[str, str],
+    page: str | None,
+) -> None:
     """Say what a run would do, who is protected and how; read footers only."""
     with show_step("planning"):
         from dpdask.connect import check_cluster
@@ -188,7 +221,12 @@ def plan(job: str, settings: dict[str, str], as_json: bool, targets: dict[str, s
         planned = plan_job(loaded)
     target = {name: float(each) for name, each in targets.items()}
     planned = replace(planned, warnings=(*warned, *planned.warnings), target=target)
-    _show(as_json, planned.to_dict(), str(planned))
+    if page is not None:
+        from dpdask.documents import write_new
+        from dpdask.jobs.plan import make_page_of_plan
+
+        write_new({page: make_page_of_plan(loaded, planned)})
+    show(as_json, planned.to_dict(), str(planned))
     if planned.refusal is not None:
         raise planned.refusal
 
@@ -218,7 +256,7 @@ def run(
     from dpdask.terminal.texts import describe_outcome
 
     with (
-        keep_metrics(metrics, _find_code, _warn) as kept,
+        keep_metrics(metrics, _find_code, warn) as kept,
         show_progress(log_format, kept) as report,  # before anything that is slow to import
     ):
         loaded, warned, outcome = _run(partial(_load, job, settings), scheduler, report)
@@ -233,6 +271,7 @@ def run(
         "status": outcome.status,
         "output": outcome.output,
         "rows": outcome.manifest.n_rows,
+        **({} if (n := outcome.manifest.n_persons) is None else {"persons": n}),
         "shards": len(outcome.manifest.shards),
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": promised.epsilon if promised is not None else None,
@@ -245,12 +284,43 @@ def run(
         "insecure": loaded.file.insecure_seed is not None,
     }
     told = {"how": described.how, "promise": described.guarantee(loaded.file.output.order)}
-    _show(as_json, result, describe_outcome(loaded.file.name, result, told))
+    show(as_json, result, describe_outcome(loaded.file.name, result, told))
     if not as_json and sys.stderr.isatty():
         # exact counts of the private table, so that they are not logged or passed on
         changed = "values were outside its domain and were changed as the schema says"
         for name, count in outcome.told.changed.items():
             echo(f"  private   column {name!r}: {count:,} {changed}", err=True)
+
+
+@cli.command()
+@click.argument("folder", default="dpdask-demo")
+@options.log_format
+@click.pass_context
+def demo(ctx: click.Context, folder: str, log_format: LogFormat) -> None:
+    """Simulate a table, release all its rows, and estimate from the release: all in FOLDER (./dpdask-demo), with no data of yours."""
+    with show_step("simulating 100,000 ratings"):
+        job = write_demo(folder)
+    echo(f"{job.parent}: a simulated table, ratings; schema.yaml and job.yaml say what is released")
+    ctx.invoke(
+        run,
+        job=str(job),
+        settings={},
+        as_json=False,
+        scheduler=None,
+        metrics=None,
+        log_format=log_format,
+    )
+    from dpdask.analysis.opening import open as open_release
+
+    released = job.parent / "released"
+    mean = open_release(str(released)).mean("rating")
+    low, high = mean.interval()
+    echo(
+        f"  result    mean rating {mean.estimate:.3f}, 95 % interval {low:.3f} to {high:.3f}, from the release alone"
+    )
+    echo(
+        f"Open {released / '_dpdask' / 'release.html'}: what is promised, and to whom. In Python: dpdask.open({str(released)!r})"
+    )
 
 
 def _find_code(error: BaseException) -> int:
@@ -267,8 +337,13 @@ def _load(job: str, settings: dict[str, str] | None = None) -> Job:
     return load_job(job, settings)
 
 
-def _show(as_json: bool, result: dict[str, Any], text: str) -> None:
-    echo_json(result) if as_json else echo(text)
+def _find_output(usage: str, out: str | None, job: str | None) -> tuple[str, Job | None]:
+    """Return the URL of the output that a verb was given, by itself or by its job, and the job."""
+    from dpdask.io.storage import absolute_url
+
+    options.check_one(usage, out, job)
+    loaded = None if job is None else _load(job)
+    return absolute_url(str(out)) if loaded is None else loaded.output_url, loaded
 
 
 def _run(
@@ -282,18 +357,18 @@ def _run(
         loaded = load()
         warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
-        _warn(warning)
+        warn(warning)
     # it tells of a lost cluster's coroutines when the process ends
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     outcome = None
     try:
-        with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
+        with report_lineage(loaded, warn) as complete, _open(loaded, scheduler):
             outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
     except Exception as error:
         if outcome is None:
             raise
         # the release stands, whatever becomes of a cluster that is not needed any more
-        _warn(f"the run has ended, but its cluster did not close ({type(error).__name__})")
+        warn(f"the run has ended, but its cluster did not close ({type(error).__name__})")
     return loaded, warned, outcome
 
 
@@ -331,7 +406,7 @@ def discover(
             loaded, warned, outcome = _run(load, scheduler, report)
             result = write_levels(loaded, job, outcome) | {"balance": _read_balance(loaded)}
         result["warnings"] = [*warned, *outcome.warnings]
-    _show(as_json, result, describe_levels(result))
+    show(as_json, result, describe_levels(result))
 
 
 @cli.command()
@@ -345,27 +420,21 @@ def schema(document: Name) -> None:
 
 @cli.command()
 @options.out
-@click.option(
-    "--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options."
-)
+@options.instead(help="The job, instead of OUT: for a job with storage options.")
 @options.json
 def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
-    from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
     from dpdask.terminal.texts import describe_status
 
-    _check_one("status OUT", out, job)
-    found = runner.status(absolute_url(str(out)) if job is None else _load(job).output_url)
-    _show(as_json, told := found._asdict(), describe_status(str(out or job), told))
+    found = runner.status(_find_output("status OUT", out, job)[0])
+    show(as_json, told := found._asdict(), describe_status(str(out or job), told))
 
 
 @cli.command()
 @options.out
-@click.option(
-    "--job",
-    metavar="JOB",
-    help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options.",
+@options.instead(
+    help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options."
 )
 @click.option(
     "--force",
@@ -374,16 +443,16 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 )
 def abort(out: str | None, job: str | None, force: bool) -> None:
     """Remove an unfinished run: its key and everything staged."""
-    from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
 
-    _check_one("abort OUT", out, job)
-    if job is None:
-        removed = runner.abort(absolute_url(str(out)), force=force)
+    url, loaded = _find_output("abort OUT", out, job)
+    if loaded is None:
+        removed = runner.abort(url, force=force)
     else:
-        removed = runner.abort_job(_load(job), force=force)
+        removed = runner.abort_job(loaded, force=force)
     done = {None: "there is no unfinished run", "run": "the unfinished run is removed"}
     done["rest"] = "the release is published and stays; the rest of its run is removed"
+    done["note"] = "the note of where the output was moved to is removed"
     if job is None:
         done["rest"] += "; if its job has a ledger, run the job again, so that the ledger is told"
     echo(f"{out or job}: {done[removed]}")
@@ -409,6 +478,25 @@ def rebase(job: str, version: int) -> None:
 
 
 @cli.command()
+@options.out
+@click.option(
+    "--to", "target", required=True, metavar="NEW", help="The new place, where nothing is yet."
+)
+@options.instead(help="The job, instead of OUT: for a job with storage options.")
+@options.json
+def move(out: str | None, target: str, job: str | None, as_json: bool) -> None:
+    """Move a released output with all that its next release needs, or go on with that; charge nothing."""
+    from dpdask.io.storage import absolute_url
+    from dpdask.jobs import move as mover
+
+    (old, loaded), new = _find_output("move OUT --to NEW", out, job), absolute_url(target)
+    moved = mover.move_output(old, new) if loaded is None else mover.move_job(loaded, new)
+    status = "moved" if moved else "already moved"
+    text = f"{old}: {status} to {new}; set output.path to it; nothing was charged"
+    show(as_json, {"status": status, "source": old, "output": new}, text)
+
+
+@cli.command()
 @click.argument("place", metavar="FOLDER|LEDGER")
 @options.json
 def runs(place: str, as_json: bool) -> None:
@@ -418,7 +506,7 @@ def runs(place: str, as_json: bool) -> None:
 
     is_ledger = place.startswith(("sqlite:", "sqlite+", "postgresql:", "postgresql+"))
     found = list_runs(place) if is_ledger else list_outputs(place)
-    _show(as_json, {"runs": found}, make_table(found))
+    show(as_json, {"runs": found}, make_table(found))
 
 
 @cli.command()
@@ -431,13 +519,7 @@ def sweep(folder: str, remove: bool, as_json: bool) -> None:
 
     found = [asdict(each) for each in overview.sweep(folder, remove=remove)]
     lines = [f"{each['place']}: {each['outcome']}" for each in found]
-    _show(as_json, {"left": found}, "\n".join(lines) or f"{folder}: nothing is left")
-
-
-def _check_one(usage: str, out: str | None, job: str | None) -> None:
-    if (out is None) == (job is None):
-        both = f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB"
-        raise UsageError("either an output or a job is needed", "OUT", both)
+    show(as_json, {"left": found}, "\n".join(lines) or f"{folder}: nothing is left")
 
 
 @cli.command()
@@ -453,12 +535,12 @@ def _check_one(usage: str, out: str | None, job: str | None) -> None:
     type=click.IntRange(min=0, max=2**64 - 1),
     help="Decides the records; a fresh one if not given.",
 )
-@click.option("--card", metavar="NAME", help="The release's card, if OUT holds several releases.")
+@options.card
 @click.option("--output", required=True, metavar="FILE", help="A new Parquet file.")
 def sample(out: str, card: str | None, output: str, **asked: Any) -> None:
     """Draw further records from the model that a release publishes; no job, no input, no ε."""
     with show_step("drawing records"):
-        from dpdask.analysis.opened import open as open_release
+        from dpdask.analysis.opening import open as open_release
 
         written, share = open_release(out, card=card).write_sample(output, **asked)
     told = f"; {100 * share:.3g} % of the model's records meet the condition"
@@ -484,7 +566,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         from dpdask.terminal.texts import describe_audit
 
         found = audit_job(_load(job, settings), n_runs=n_runs)
-    _show(as_json, found, describe_audit(found))
+    show(as_json, found, describe_audit(found))
     if not found["sound"]:
         raise InternalError(
             "the audit found more ε than is claimed",
@@ -496,10 +578,8 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 @cli.command()
 @options.out
 @click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
-@click.option(
-    "--job",
-    metavar="JOB",
-    help="The job, instead of OUT and --original; its input may be a Delta or an Iceberg table.",
+@options.instead(
+    help="The job, instead of OUT and --original; its input may be a Delta or an Iceberg table."
 )
 @click.option(
     "--to",
@@ -510,6 +590,11 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
     "--target",
     metavar="COLUMN",
     help="Also test models that are trained on the release to predict this column.",
+)
+@click.option(
+    "--holdout",
+    metavar="PATH",
+    help="Rows of the same population that the job did not read: people whom attacks should not find.",
 )
 @click.option(
     "--rows",
@@ -524,26 +609,19 @@ def report(
     original: str | None,
     job: str | None,
     to: str | None,
-    target: str | None,
-    n_rows: int,
+    **asked: Any,
 ) -> None:
-    """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
-    _check_one(
-        "report OUT --original PATH", out and original if job is None else out or original, job
-    )
+    """Compare a release with its original, and attack it, as a CONFIDENTIAL page; reads private rows."""
+    given = out and original if job is None else out or original
+    options.check_one("report OUT --original PATH", given and "", job)
     with show_step("comparing with the original"):
         from dpdask.evaluation.report import Original, write_report
 
         if job is None:
-            path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
+            path = write_report(str(out), str(original), to, **asked)
         else:
             loaded = _load(job)
-            table = Original(
-                url=loaded.input_url,
-                schema=loaded.schema,
-                table_format=loaded.file.input.table_format,
-            )
-            path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
+            path = write_report(loaded.output_url, Original.of_job(loaded), to, **asked)
     echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
 
 
@@ -567,9 +645,8 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @click.option(
     "--delta",
     type=float,
-    default=0.0,
-    show_default=True,
-    help="The largest total δ that all releases may spend.",
+    required=True,
+    help="The largest total δ that all releases may spend; with 0, jobs that have a δ are refused.",
 )
 @click.option(
     "--strict",
@@ -589,14 +666,15 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 @ledger.command("show")
 @_url
 @_dataset
+@click.option("--entries", is_flag=True, help="A line for each entry of the chain, and its head.")
 @options.json
-def ledger_show(url: str, dataset: str, as_json: bool) -> None:
-    """Show what was spent, by which runs, and what is left."""
+def ledger_show(url: str, dataset: str, entries: bool, as_json: bool) -> None:
+    """Show what was spent, by which releases, and what is left."""
     from dpdask.engine.account import open_ledger
     from dpdask.terminal.texts import describe_ledger
 
     book = open_ledger(url).show(dataset)
-    _show(as_json, book.to_dict(), describe_ledger(book))
+    show(as_json, book.to_dict(), describe_ledger(book, entries=entries))
 
 
 @ledger.command("verify")
@@ -630,9 +708,7 @@ def ledger_limit(url: str, dataset: str, epsilon: float, delta: float | None, re
 @ledger.command("import")
 @click.argument("cards", nargs=-1, metavar="CARD...")
 @click.option("--url", help="The ledger's database.")
-@click.option(
-    "--job", metavar="JOB", help="The job, instead of --url and CARD: its output's cards."
-)
+@options.instead(help="The job, instead of --url and CARD: its output's cards.")
 @click.option(
     "--earlier",
     is_flag=True,
@@ -656,7 +732,7 @@ def ledger_import(cards: tuple[str, ...], url: str | None, job: str | None, earl
         echo(text)
     if found.n_lacking:
         count = say_count(found.n_lacking, "earlier release")
-        _warn(
+        warn(
             f"the cards name {count} that the ledger lacks, or holds at a lower ε or δ: import their cards, or add --earlier"
         )
 
@@ -679,12 +755,7 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
     return None
 
 
-def _warn(warning: str) -> None:
-    echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json(
-        {"warning": warning}, err=True
-    )
-
-
+cli.add_command(dossier)
 cli.add_command(simulate)
 
 

@@ -441,7 +441,9 @@ def convert_bounds(
             "write dates, such as 2000-01-01",
         )
     if pa.types.is_floating(type_):
-        low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
+        # a rule may name one number, as both ends
+        found = _convert_type(name, tuple(dict.fromkeys((low, high))), type_).cast(pa.float64())
+        low, high = found[0].as_py(), found[-1].as_py()
     elif pa.types.is_decimal(type_):
         digits = (Decimal(str(bound)).normalize().as_tuple().exponent for bound in (low, high))
         if any(int(exponent) < -type_.scale for exponent in digits):
@@ -644,6 +646,23 @@ def name_unit(type_: pa.DataType) -> str:
 def tell_unit(type_: pa.DataType) -> str:
     """Return what the numbers of a column of times of a day, or of durations, count."""
     return f"{name_unit(type_)}{' since midnight' if pa.types.is_time(type_) else ''}"
+
+
+def say_number(number: float, type_: pa.DataType | None = None) -> str:
+    """Return a number as every label has it: whole, or in six digits; of a column of dates or times, as that, in whole seconds."""
+    if type_ is not None and pa.types.is_temporal(type_):
+        try:
+            whole = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64())
+            time = whole.cast(type_).as_py()
+        except (OverflowError, ValueError):  # the edge of a cell, in a year that no calendar has
+            if is_span(type_):  # or before midnight
+                return f"{number:,.0f}"
+            time = dt.date.max if number > 0 else dt.date.min
+        return str(time)[:19].removesuffix(" 00:00:00")
+    number = 0.0 if abs(number) < 1e-300 else number  # the neighbours of 0 are edges, too
+    short = f"{number:,.6g}"
+    is_whole = number == math.floor(number) or "e+" in short
+    return f"{number:,.0f}" if is_whole and abs(number) < 1e15 else short
 
 
 def _say_limits(type_: pa.DataType) -> tuple[str, str]:

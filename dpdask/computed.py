@@ -18,8 +18,9 @@ from dpdask.archive import Json, Named
 from dpdask.arrays import Flags, Floats, Ints
 from dpdask.codec import Codecs, ValueCodec, codec_for, find_limits, name_unit
 from dpdask.conditions import Level, Terms
+from dpdask.domains import MAX_LEVELS
 from dpdask.errors import DataError, SpecError, quote_names
-from dpdask.schema import MAX_LEVELS, Column, Schema
+from dpdask.schema import Column, Schema
 
 Pair = tuple[Level | None, Level | None]
 _WHERE = "schema, rules"

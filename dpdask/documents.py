@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
-from dpdask.errors import CombinedSpecError, SpecError
+from dpdask.errors import CombinedSpecError, OutputError, SpecError
 
 
 def list_known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
@@ -60,7 +67,8 @@ def _find_models(model: type[BaseModel], path: Sequence[str], data: Any) -> list
             data = next(value for name, value in data.items() if str(name) == key)
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
         models = [inner for field in fields for inner in models_in(field.annotation)] or models
-        tags = {data.get("kind"), data.get("design")} if isinstance(data, Mapping) else set()
+        given = [data.get("kind"), data.get("design")] if isinstance(data, Mapping) else []
+        tags = {tag for tag in given if isinstance(tag, str)}  # a column may have the name "kind"
         models = [each for each in models if tags & _list_tags(each)] or models
     return models
 
@@ -77,6 +85,13 @@ _LONGEST_SHOWN = 60
 _DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
 _NEAR_KEY = 0.6  # a key, of which fewer are possible
+_OTHERS_WORDS = {  # of keys that people call otherwise
+    "bins": {"cells", "cuts", "edges"},
+    "bounds": {"high", "low", "lower", "max", "min", "range", "upper"},
+    "cliques": {"marginals", "queries", "tables"},
+    "levels": {"categories", "values"},
+    "url": {"database", "file", "path", "uri"},
+}
 _TAG = "tag:yaml.org,2002:"
 # also 1_000_000
 _DECIMAL = re.compile(
@@ -127,6 +142,22 @@ class Document(BaseModel, metaclass=_PlainErrors):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False
     )
+
+
+class GrownDocument(Document):
+    """A document that had fewer keys once: those that came later are written where they are not the default, so digests stay as they were."""
+
+    later: ClassVar[frozenset[str]]
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = plain(self)
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in written.items()
+            if key not in self.later or value != fields[key].default
+        }
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
@@ -358,6 +389,20 @@ def read_text(path: str | Path, what: str, hint: str) -> Text:
     return Text(Path(path).name, content)
 
 
+def write_new(files: Mapping[str, str | bytes]) -> None:
+    """Write new files, by their paths; none if one is there already."""
+    for path in filter(os.path.lexists, files):
+        hint = "choose another name: an existing file is never overwritten"
+        raise OutputError("this file is there already", path, hint)
+    for path, content in files.items():
+        try:
+            with Path(path).open("xb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            what = f"the file cannot be written ({type(error).__name__})"
+            raise OutputError(what, path, "choose another place") from None
+
+
 def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:
     """Yield the line, the key or position, and the node of each value in a mapping or a list."""
     if isinstance(node, yaml.MappingNode):
@@ -439,7 +484,8 @@ def _list_problems(
         elif kind == "extra_forbidden":
             # that of another kind may have the name
             known = [each for each in list_known_keys(model, keys[:-1], data) if each != keys[-1]]
-            near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
+            meant = [key for key in known if keys[-1].lower() in _OTHERS_WORDS.get(key, ())]
+            near = meant or difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
             answered.update((*keys[:-1], name) for name in near)
             hint = f"the keys here are {', '.join(dict.fromkeys(known))}" if known else None
             hint = f"did you mean {near[0]!r}?" if near else hint

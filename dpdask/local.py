@@ -14,7 +14,8 @@ import pyarrow as pa
 from dpdask.arrays import Floats, Indices
 from dpdask.codec import Codec, ValueCodec, float_type
 from dpdask.conditions import Level
-from dpdask.errors import OutputError, SpecError
+from dpdask.documents import write_new
+from dpdask.errors import SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.columns import (
@@ -22,6 +23,7 @@ from dpdask.mechanisms.dip.columns import (
     ColumnMechanism,
     LevelMechanism,
     RankMechanism,
+    WindowMechanism,
 )
 from dpdask.mechanisms.dip.spec import DipMechanism
 from dpdask.references import RankDistribution
@@ -127,16 +129,7 @@ def save(release: Release, path: str | Path) -> None:
     SpecError, InputError
         As for `export`.
     """
-    text = export(release)
-    try:
-        with Path(path).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise OutputError(
-            "the file is there already", str(path), "remove it, or choose another name"
-        ) from None
-    except OSError:
-        raise OutputError("the file cannot be written", str(path), "choose another place") from None
+    write_new({str(path): export(release)})
 
 
 def _check(release: Release) -> None:
@@ -164,6 +157,10 @@ def _check(release: Release) -> None:
 
 
 def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
+    if isinstance(mechanism, WindowMechanism):
+        what = "it has too many levels for a file that a device reads"
+        hint = "list the commonest, and let `other` stand for the rest"
+        raise SpecError(what, f"column {codec.name!r}", hint)
     common = {"kind": declared.kind, "epsilon": mechanism.epsilon}
     if isinstance(mechanism, LevelMechanism):
         assert codec.has_levels
@@ -207,6 +204,7 @@ def _weights(name: str, mechanism: ColumnMechanism) -> list[list[str]]:
         noise = mechanism.noise
         sign = [noise.sign, 2**TOTAL_BITS - noise.sign]
         return [[str(weight) for weight in row] for row in [sign, *noise.weights.tolist()]]
+    assert not isinstance(mechanism, WindowMechanism)  # refused
     weights = mechanism.channel.weights
     if weights.size > MAX_WEIGHTS:
         raise SpecError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,13 @@ from dpdask.cells import cells as make_cells
 from dpdask.codec import codec_for, convert_bounds, is_dated
 from dpdask.conditions import Rule
 from dpdask.documents import suggest
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.schema import Schema
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_MET = 2**14  # records on a condition that are drawn together
 Codes = NDArray[Any]
 _HINT = "correct the rule, or the column's levels"
 
@@ -102,6 +106,18 @@ class CellRules:
         for never in self.larger:
             kept &= ~reduce(and_, (met[codes[place]] for place, met in never))
         return kept
+
+    def limit(self, n_attributes: int) -> CellRules:
+        """Return the rules that name none but the first attributes."""
+        pairs = {pair: table for pair, table in self.pairs.items() if max(pair) < n_attributes}
+        larger = (each for each in self.larger if max(place for place, _ in each) < n_attributes)
+        return CellRules(pairs=pairs, larger=tuple(larger))
+
+    @property
+    def attributes(self) -> set[int]:
+        """The attributes that rules name."""
+        found = {place for pair in self.pairs for place in pair}
+        return found | {place for each in self.larger for place, _ in each}
 
     def stack(self, first: Ints, second: Ints, shape: Any) -> Flags:
         """Return for each of several pairs of attributes which of its cells are possible, of shape (pairs, m, n)."""
@@ -219,15 +235,18 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
     # of numbers with a fraction, the end is not in the range, unless it is the upper bound
     following = high + 1.0 if codec.lattice else high
     cut = ~inside & (lasts >= low) & (firsts < following)
-    if cut.any():
+    if low <= high and cut.any():
         what = "a rule's range of numbers must be made of whole cells"
         raise SpecError(what, where, f"begin cells in `bins` at {low:g} and {following:g}")
     atoms = np.array(codec.atoms)
     single = np.concatenate(
         [np.zeros(int(codec.nulls), dtype=np.bool_), (atoms >= low) & (atoms <= high)]
     )
-    found: Flags = met | np.concatenate([single, inside])[column.possible]
-    return found
+    found: Flags = np.concatenate([single, inside])[column.possible]
+    if not found.any():
+        what = f"no value of the column lies between {low:g} and {high:g}"
+        raise SpecError(what, where, "write the lowest number first, within the column's bounds")
+    return met | found
 
 
 # ---- conditions on the records that are drawn
@@ -253,7 +272,32 @@ Token = tuple[str, str]  # its kind and its text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Comparison:
+class TypedColumn:
+    """What a condition must know of a column: its type, and its levels if it has some."""
+
+    type: pa.DataType
+    levels: pa.Array | None = None
+
+    @property
+    def codec(self) -> Self:
+        """As cells have it."""
+        return self
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are levels."""
+        return self.levels is not None
+
+
+def read_condition(
+    text: str, columns: Mapping[str, TypedColumn]
+) -> tuple[tuple[ColumnTest, ...], ...]:
+    """Return the alternatives that a text says, of each the comparisons that hold together."""
+    return _Reader(text, columns, ()).read()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnTest:
     """A column compared with values; null meets nothing but `is null` and `is in null`."""
 
     column: str
@@ -305,7 +349,7 @@ class Condition:
         The same as conditions on the cells that are counted, which more records may meet.
     """
 
-    alternatives: tuple[tuple[_Comparison, ...], ...]
+    alternatives: tuple[tuple[ColumnTest, ...], ...]
     on_cells: CellRules
 
     @classmethod
@@ -350,14 +394,95 @@ class Condition:
         return reduce(or_, found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Given:
+    """The values that records have in some columns: those of one row of a public frame each.
+
+    Attributes
+    ----------
+    rows
+        The values, in the types of the release.
+    places, codes
+        The attributes, and the cell of each row, of shape (n_columns, n).
+    first
+        The number of the first of these rows in the frame.
+    """
+
+    rows: pa.RecordBatch
+    places: tuple[int, ...]
+    codes: Codes
+    first: int = 0
+
+    @classmethod
+    def read(cls, frame: pd.DataFrame, cells: CutColumns, computed: Collection[str] = ()) -> Self:
+        """Return the values of a frame; for the parameters and errors see `Condition.parse`."""
+        where, names = "`like`", list(cells)
+        if hasattr(frame, "_meta") or not frame.size:
+            what = "a frame in memory with some of the columns and at least one row is expected"
+            raise SpecError(what, where, "compute a lazy frame first")
+        arrays, codes = {}, []
+        for name in frame.columns:
+            _check_name(name, cells, computed, where)
+            codec = cells[name].codec
+            try:
+                array = pa.chunked_array(pa.array(frame[name], from_pandas=True))
+                arrays[name] = array.cast(codec.type).combine_chunks()
+                if codec.n_outside(arrays[name]):
+                    raise ValueError
+                codes.append(cells[name].codes(arrays[name]))
+            except (pa.ArrowException, TypeError, ValueError, DataError):
+                what = f"a value is outside its domain, or has another type than {codec.type}"
+                raise SpecError(what, f"{where}, column {name!r}", "correct the frame") from None
+        rows = pa.RecordBatch.from_pydict(arrays)
+        return cls(rows=rows, places=tuple(map(names.index, arrays)), codes=np.stack(codes))
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.rows.num_rows)
+
+    def part(self, start: int, stop: int) -> Given:
+        """Return the rows of the blocks of these rows of the frame, as copies."""
+        first, last = start // MOST_MET * MOST_MET, -(-stop // MOST_MET) * MOST_MET
+        part = np.arange(self.codes.shape[1])[max(first - self.first, 0) : last - self.first]
+        rows = self.rows.take(pa.array(part))
+        return replace(self, rows=rows, codes=self.codes[:, part], first=first)
+
+    def number(self, sizes: Sequence[int]) -> tuple[Ints, Callable[[Codes], Ints]]:
+        """Return which of the different rows each row is, and a function that returns the same of records: -1 of those that are like none."""
+        steps, found = list[Ints](), np.zeros(self.codes.shape[1], dtype=np.int64)
+        for place, own in zip(self.places, self.codes, strict=True):
+            known, found = np.unique(found * sizes[place] + own, return_inverse=True)
+            steps.append(known)
+
+        def find(codes: Codes) -> Ints:
+            found = np.zeros(codes.shape[1], dtype=np.int64)
+            for place, known in zip(self.places, steps, strict=True):
+                keys = np.where(found < 0, -1, found * sizes[place] + codes[place])
+                found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+                found[known[found] != keys] = -1
+            return found
+
+        return found, find
+
+
+def _check_name(name: str, cells: CutColumns, computed: Collection[str], where: str) -> None:
+    if name in computed:
+        what = f"{name!r} is computed from other columns, so no condition can name it"
+        raise SpecError(what, where, "name the columns that it is computed from")
+    if name not in cells:
+        what = f"the release has no column {name!r}"
+        raise SpecError(what, where, suggest(str(name), cells, "see the columns of the release"))
+
+
 class _Reader:
     """Reads a condition token by token; no text is evaluated."""
 
-    def __init__(self, text: str, cells: CutColumns, computed: Collection[str]) -> None:
+    def __init__(self, text: str, cells: Mapping[str, Any], computed: Collection[str]) -> None:
         self._cells, self._tokens, self.named = cells, list(_split(text)), set[str]()
         self._computed = computed
 
-    def read(self) -> tuple[tuple[_Comparison, ...], ...]:
+    def read(self) -> tuple[tuple[ColumnTest, ...], ...]:
         alternatives = [[self._compare()]]
         while self._tokens:
             if self._take_word("and"):
@@ -368,28 +493,23 @@ class _Reader:
                 raise _refuse(f"near {self._tokens[0][1]!r}")
         return tuple(map(tuple, alternatives))
 
-    def _compare(self) -> _Comparison:
+    def _compare(self) -> ColumnTest:
         name = self._take("text", "word")[1]
-        if name in self._computed:
-            what = f"{name!r} is computed, and conditions are on what is drawn"
-            raise SpecError(what, "`where`", "name the columns that it is computed from")
-        if name not in self._cells:
-            what = f"the release has no column {name!r}"
-            raise SpecError(what, "`where`", suggest(name, self._cells, _WRITE))
+        _check_name(name, self._cells, self._computed, "`where`")
         self.named.add(name)
         if self._take_word("is"):
             is_not = self._take_word("not")
             if not self._take_word("null"):
                 raise _refuse("after `is`")
-            return _Comparison(name, "is null", (), is_not)
+            return ColumnTest(name, "is null", (), is_not)
         is_not = self._take_word("not")
         if self._take_word("in"):
-            return _Comparison(name, "=", self._list(name), is_not)
+            return ColumnTest(name, "=", self._list(name), is_not)
         sign = self._take("sign")[1]
         sign = _SAME.get(sign, sign)
         if is_not or sign not in _SIGNS:
             raise _refuse(f"after {name!r}")
-        return _Comparison(name, sign, (self._value(name, sign),))
+        return ColumnTest(name, sign, (self._value(name, sign),))
 
     def _list(self, name: str) -> tuple[pa.Scalar, ...]:
         before, values = self._take("sign")[1], [self._value(name, "=")]

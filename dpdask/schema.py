@@ -23,7 +23,25 @@ from pydantic import (
 )
 
 from dpdask.conditions import Level, Rule, as_tuple
-from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
+from dpdask.documents import (
+    Document,
+    Text,
+    find_near,
+    join_errors,
+    parse_yaml,
+    read_text,
+    validate,
+)
+from dpdask.domains import (
+    DISCOVER,
+    MAX_LEVELS,
+    MAX_LISTED,
+    N_LEVELS,
+    RANGE,
+    find_named,
+    list_levels,
+    with_other,
+)
 from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html import make_html_table
 
@@ -31,10 +49,6 @@ Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Outside = Literal["clip", "null", "other", "refuse"]
 
-MAX_LEVELS = 2048
-MAX_FOUND = 2**15  # levels of a column whose levels were found
-DISCOVER = "discover"
-_N_LEVELS = f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it, or find the commonest by `levels: discover`"
 _LONGEST_SHOWN = 60  # characters of a level that a message names
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
@@ -42,6 +56,7 @@ _QUOTED = "bounds are texts, and two numbers or two dates are expected; write da
 
 
 def _as_levels(value: object) -> object:
+    value = list_levels(value) if isinstance(value, str) else value
     if not isinstance(value, list | tuple) or any(
         type(level) not in (bool, int, float, str, dt.date) for level in value
     ):
@@ -53,7 +68,7 @@ def _as_levels(value: object) -> object:
 
 def _as_levels_or_discover(value: object) -> object:
     if value in ([], ()):
-        raise ValueError(_N_LEVELS)
+        raise ValueError(N_LEVELS.format(MAX_LISTED))
     return () if value == DISCOVER else _as_levels(value)
 
 
@@ -71,6 +86,7 @@ def _as_nulls(value: object) -> object:
 
 
 def _as_bounds(value: object) -> object:
+    value = find_named(value, "bounds") if isinstance(value, str) else value
     if isinstance(value, list | tuple) and any(isinstance(bound, str) for bound in value):
         raise ValueError(_QUOTED)
     if (
@@ -91,16 +107,35 @@ def _as_bounds(value: object) -> object:
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
 _ONE_LEVEL = [{"type": each} for each in ("boolean", "integer", "number", "string")]
+_NAME = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
 # an empty tuple stands for levels that are yet to be found
 LevelsOrDiscover = Annotated[
     tuple[Level, ...],
     BeforeValidator(_as_levels_or_discover),
     WithJsonSchema(
-        {"anyOf": [{"const": DISCOVER}, {"type": "array", "items": {"anyOf": _ONE_LEVEL}}]}
+        {
+            "anyOf": [
+                {"const": DISCOVER},
+                {"type": "string", "pattern": f"^{RANGE.pattern}$"},
+                _NAME,
+                {"type": "array", "items": {"anyOf": _ONE_LEVEL}},
+            ]
+        }
     ),
 ]
 Bound = float | dt.datetime | dt.date
-Bounds = Annotated[tuple[Bound, Bound], BeforeValidator(_as_bounds)]
+_ONE_BOUND = {
+    "anyOf": [
+        {"type": "number"},
+        *({"format": each, "type": "string"} for each in ("date-time", "date")),
+    ]
+}
+_TWO_BOUNDS = {"type": "array", "prefixItems": [_ONE_BOUND] * 2, "minItems": 2, "maxItems": 2}
+Bounds = Annotated[
+    tuple[Bound, Bound],
+    BeforeValidator(_as_bounds),
+    WithJsonSchema({"anyOf": [_NAME, _TWO_BOUNDS]}),
+]
 
 
 class _Plain(str):
@@ -149,7 +184,9 @@ class Column(Document):
     continuous between them).
     """
     levels: LevelsOrDiscover | None = None
-    """The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
+    """The public domain of a discrete column (strictly increasing) or a categorical one (distinct):
+    a list, whole numbers such as `1..14`, or the name of a public list, such as `us_states`. At most
+    2,048, or 32,768 of a categorical column, which not all mechanisms take.
     `discover`, of a categorical column with an `other`: `dpdask discover` finds those that enough
     units have, under privacy, and writes them here; jobs with the mechanism `marginals` or `copula`
     can find them themselves.
@@ -157,10 +194,10 @@ class Column(Document):
     found: Provenance | None = None
     """How the levels were found, where `dpdask discover` wrote them."""
     bounds: Bounds | None = None
-    """The public closed range of a continuous or mixed column; none means the whole line. For dates
-    and times: two dates or times, such as 2020-01-01 (as the upper bound of times, a date means
-    its last moment; without a time zone, UTC is meant), or days or the column's own unit since
-    1970 (microseconds if that is finer).
+    """The public closed range of a continuous or mixed column, or the name of one, such as
+    `latitudes`; none means the whole line. For dates and times: two dates or times, such as
+    2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC
+    is meant), or days or the column's own unit since 1970 (microseconds if that is finer).
     """
     atoms: Levels | None = None
     """The values of a mixed column that carry probability of their own, strictly increasing."""
@@ -184,6 +221,11 @@ class Column(Document):
     (`key=value`).
     """
 
+    constant: bool = False
+    """Whether all rows of a person agree in the column, so that it belongs to the person: of a table
+    of persons' rows (`persons` of the mechanisms `copula` and `marginals`).
+    """
+
     @model_validator(mode="before")
     @classmethod
     def _with_outside(cls, data: Any) -> Any:
@@ -191,7 +233,7 @@ class Column(Document):
         if not isinstance(data, Mapping) or data.get("role") != "privatise":
             return data
         given = data.get("outside", _usual(data))
-        return {**data, "outside": "null" if given is None else given}
+        return {**with_other(data), "outside": "null" if given is None else given}
 
     @model_serializer(mode="wrap")
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -201,6 +243,7 @@ class Column(Document):
             "outside": None if self.role != "privatise" else _usual(written),
             "other": None,
             "found": None,
+            "constant": False,
         }
         if self.discovers:
             written["levels"] = DISCOVER
@@ -216,6 +259,7 @@ class Column(Document):
                 for key in ("kind", "levels", "found", "bounds", "atoms", "outside", "other")
                 if getattr(self, key) is not None
             ]
+            given += ["constant"] if self.constant else []
             if given:
                 raise ValueError(
                     f"{given[0]} belongs to a privatised column, and this one's role is {self.role}"
@@ -244,9 +288,18 @@ class Column(Document):
             if not given and key in takes and key != "bounds":
                 raise ValueError(f"a {self.kind} column needs {key}")
         if self.discovers:
-            self._check_discovery()
+            if self.kind != "categorical":
+                raise ValueError(
+                    f"the levels of a {self.kind} column cannot be found; list them, or declare it categorical, or continuous with bounds"
+                )
+            if self.other is None or self.found is not None:
+                raise ValueError(
+                    "`levels: discover` needs the level that replaces values that are not found: declare `other: <level>`"
+                    if self.other is None
+                    else "`found` belongs to levels that were found; remove it, or list the levels"
+                )
         elif self.kind == "categorical":
-            _check_distinct(self.levels or (), MAX_LEVELS if self.found is None else MAX_FOUND)
+            _check_distinct(self.levels or (), MAX_LISTED)
         elif self.kind == "discrete":
             _check_increasing("levels", self.levels or ())
         elif self.kind == "mixed":
@@ -254,18 +307,6 @@ class Column(Document):
         if self.bounds is not None:
             self._check_bounds(*map(_position, self.bounds))
         self._check_outside()
-
-    def _check_discovery(self) -> None:
-        if self.kind != "categorical":
-            raise ValueError(
-                f"the levels of a {self.kind} column cannot be found; list them, or declare it categorical, or continuous with bounds"
-            )
-        if self.other is None or self.found is not None:
-            raise ValueError(
-                "`levels: discover` needs the level that replaces values that are not found: declare `other: <level>`"
-                if self.other is None
-                else "`found` belongs to levels that were found; remove it, or list the levels"
-            )
 
     def _check_bounds(self, low: float, high: float) -> None:
         finite = math.isfinite(low) and math.isfinite(high)
@@ -423,7 +464,7 @@ def _say_level(level: Level) -> str:
 
 def _check_distinct(levels: tuple[Level, ...], most: int = MAX_LEVELS) -> None:
     if not 1 <= len(levels) <= most:
-        raise ValueError(_N_LEVELS)
+        raise ValueError(N_LEVELS.format(most))
     if (
         len({type(level) for level in levels} - {int, float})
         + any(type(level) in (int, float) for level in levels)

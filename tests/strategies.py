@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.schema import Schema
 
 EXACT = 2**53
@@ -251,9 +252,30 @@ def mixed_tables(draw, max_columns=4, max_rows=8):
     )
 
 
+def randomise(codes, matrix, rng):
+    """Return released codes by inversion of each row's cumulative probabilities."""
+    return (rng.random(len(codes))[:, None] > matrix.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+
+
 def zeros_and_a_tail(seed, n_rows=50_000, share=0.96):
     """Return whole numbers: that share of them 0, the rest log-normal up to 100,000."""
     rng = np.random.default_rng(seed)
     return np.where(
         rng.random(n_rows) < share, 0.0, np.round(rng.lognormal(8.6, 1.1, n_rows))
     ).clip(0.0, 1e5)
+
+
+def value_codec(name: str = "v", type_: pa.DataType = FLOATS[-1], **changes: Any) -> ValueCodec:
+    """Return a codec of numbers from 0 to 10."""
+    usual: dict[str, Any] = {"bounds": (0.0, 10.0), "atoms": (), "nulls": False}
+    return ValueCodec(name=name, type=type_, **{**usual, **changes})
+
+
+def level_codec(levels: Any, name: str = "v", *, ordered: bool = True) -> LevelCodec:
+    """Return a codec of levels."""
+    return LevelCodec(name=name, levels=pa.array(levels), ordered=ordered)
+
+
+def random_words(rng: np.random.Generator, *shape: int) -> Any:
+    """Return uniform 64-bit words."""
+    return rng.integers(0, 2**64, shape, dtype=np.uint64)

@@ -1,5 +1,7 @@
 """Tables that give themselves as Arrow streams are released as the pandas frame of the same rows is."""
 
+import tracemalloc
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -126,3 +128,43 @@ def test_a_query_whose_rows_change_is_not_released_again(reference):
         database.execute("update t set stars = 4 - stars")
         with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
             release.transform(given)
+
+
+@pytest.mark.parametrize("size", [1, 700, 3_000])
+def test_how_many_rows_are_converted_at_a_time_changes_nothing(size, rows, monkeypatch):
+    rows = rows.slice(0, 60) if size == 1 else rows
+
+    def release_rows():
+        dip = dpdask.DIP(SCHEMA, epsilon=4.0, reference=dpdask.Histogram(), insecure_seed=3)
+        with dip.fit(rows) as release:
+            return release.transform(rows)
+
+    whole = release_rows()
+    monkeypatch.setattr("dpdask.engine.source._BATCH_ROWS", size)
+    assert release_rows().combine_chunks().equals(whole.combine_chunks())
+
+
+@pytest.mark.parametrize("n_kept", [1, 8])
+def test_a_release_needs_the_memory_of_its_result_and_of_few_rows(n_kept):
+    n, rng = 300_000, np.random.default_rng(4)
+    columns = {"stars": discrete([1, 2, 3]), "fare": continuous([0, 100])}
+    rows = pd.DataFrame({"stars": rng.integers(1, 4, n), "fare": rng.random(n)})
+    for number in range(n_kept):
+        rows[f"kept {number}"] = rng.integers(0, 9, n)
+        columns[f"kept {number}"] = {"role": "keep"}
+    schema = dpdask.Schema.from_dict({"columns": columns})
+    dip = dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram(), insecure_seed=3)
+    few, size = 2**24, rows.memory_usage(index=False).sum()
+    first = rows.head(1_000)
+    with dip.fit(first) as release:  # modules that are imported now are no rows
+        release.transform(first)
+    tracemalloc.start()
+    try:
+        with dip.fit(rows) as release:
+            assert tracemalloc.get_traced_memory()[1] < few
+            tracemalloc.reset_peak()
+            released = release.transform(rows)
+            assert tracemalloc.get_traced_memory()[1] < size + few
+    finally:
+        tracemalloc.stop()
+    assert len(released) == n

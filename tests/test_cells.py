@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.cells import FoundBins, cells
+from dpdask.cells import FoundBins, cells, cells_of_edges
 from dpdask.codec import LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.schema import Column
@@ -191,6 +191,20 @@ def test_cells_in_which_no_value_can_be_have_no_code():
     )
     assert grid.labels() == ["0", "5", "1..4", "6..9"]
     assert GRIDS["mixed"].labels()[:4] == ["null", "0.0", "6.0", "10.0"]
+
+
+@pytest.mark.parametrize(
+    ("edges", "labels"),
+    [
+        ([0.0, 1171.857421875, 2e5], ["(0.0, 1171.86]", "(1171.86, 200000.0]"]),
+        ([0.0, 12.25, 20.5], ["(0.0, 12.25]", "(12.25, 20.5]"]),
+        ([-5e-324, np.nextafter(2.0, 0.0), 3.0], ["[0.0, 2.0)", "[2.0, 3.0]"]),
+        ([1.0, 1.00000001, 1.00000002], ["(1.0, 1.00000001]", "(1.00000001, 1.00000002]"]),
+    ],
+)
+def test_labels_have_six_digits_unless_more_tell_cells_apart(edges, labels):
+    codec = value_codec(bounds=(edges[0], edges[-1]))
+    assert cells_of_edges(codec, np.array(edges)).labels() == labels
 
 
 @pytest.mark.parametrize(

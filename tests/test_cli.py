@@ -21,6 +21,7 @@ from e2e.helpers import categorical, continuous
 
 import dpdask
 from dpdask.cli import cli
+from dpdask.engine.account import open_ledger
 from dpdask.errors import TemporaryError
 from dpdask.mechanisms import mechanism as auditing
 from dpdask.mechanisms.dip import columns
@@ -46,9 +47,9 @@ def test_validate_reads_no_data(tmp_path):
     )
 
 
-def test_validate_of_a_schema_lists_the_keys_of_a_job_as_they_are_written(tmp_path):
+def test_a_schema_in_place_of_a_job_is_told_the_keys_as_they_are_written(tmp_path):
     job(tmp_path, {})
-    ended = command("validate", str(tmp_path / "schema.yaml"))
+    ended = command("plan", str(tmp_path / "schema.yaml"))
     assert ended.code == 64
     line = (
         "unknown key 'columns'; the keys here are name, input, output, schema, privacy, mechanism, "
@@ -77,9 +78,41 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
     assert "INSECURE" in command(*words(tmp_path, "plan", "--set", "insecure_seed=1")).out
 
 
+def test_plan_writes_a_page_to_sign(tmp_path):
+    file = tmp_path / "plan.html"
+    refused = ["--set", f"output.path={tmp_path}"]  # what holds files
+    assert command(*words(tmp_path, "plan", "--page", str(file), *refused)).code == 73
+    assert "This run would be refused:" in file.read_text(encoding="utf-8")
+    file.unlink()
+    assert command(*words(tmp_path, "plan", "--page", str(file))).code == 0
+    page = file.read_text(encoding="utf-8")
+    for text in (
+        "<h1>Bad-input, planned with ε = 1 for 75 % of the rows</h1>",
+        "<strong>Nothing was released.</strong>",
+        "Do not run",
+        "the held-out rows",
+        "Ledger: none, so nothing keeps count",
+        "no ledger counts them here",
+    ):
+        assert text in page
+    assert "SHA-256" not in page
+    again = command(*words(tmp_path, "plan", "--page", str(file)))
+    assert (again.code, again.out) == (73, "")
+    assert "plan.html" in again.err
+    open_ledger(f"sqlite:///{tmp_path}/ledger.db").init("people", 8.0)
+    ledger = ["--set", f"ledger={{url: 'sqlite:///{tmp_path}/ledger.db', dataset: people}}"]
+    file.unlink()
+    assert command(*words(tmp_path, "plan", "--page", str(file), *ledger)).code == 0
+    counted = file.read_text(encoding="utf-8")
+    assert "of 8.0 spent by 0 runs" in counted
+    assert "no ledger counts them" not in counted
+    assert "names no ledger" not in counted
+
+
 def test_plan_as_json(tmp_path):
     found = json.loads(command(*words(tmp_path, "plan", "--json")).out)
     assert {key: type(value) for key, value in found.items()} == {
+        "is_linked": bool,
         "name": str,
         "n_fragments": int,
         "n_files": int,
@@ -111,6 +144,7 @@ def test_plan_as_json(tmp_path):
         "insecure": bool,
         "warnings": list,
         "expectations": list,
+        "expected_errors": dict,
         "series": type(None),
     }
     assert (found["outside"], found["refusing"]) == ({"price": "clip"}, ["rating"])
@@ -155,6 +189,16 @@ def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
         "  outside   c0, c1, c2, c3, c4, c5, c6, c7 and 3 more: refuse (one such value stops the run)\n"
         in ended.out
     )
+
+
+@pytest.mark.parametrize(("epsilon", "warned"), [("2.9", False), ("3", True)])
+def test_a_plan_warns_of_a_large_epsilon_first(epsilon, warned, tmp_path):
+    dip = {"kind": "dip", "reference": {"kind": "histogram"}}
+    planned = command(
+        *job(tmp_path, verb="plan", mechanism=dip), "--set", f"privacy.epsilon={epsilon}"
+    )
+    assert planned.code == 0
+    assert planned.out.splitlines()[1].startswith(f"  WARNING   ε = {epsilon} is large") == warned
 
 
 def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
@@ -214,13 +258,13 @@ def ledger(folder, verb, *more, dataset="ratings"):
 
 
 def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
-    made = ledger(tmp_path, "init", "--epsilon", "2")
+    made = ledger(tmp_path, "init", "--epsilon", "2", "--delta", "0")
     assert (made.code, made.out, made.err) == (0, "ratings: a budget of ε 2.0, δ 0.0\n", "")
     assert (
-        ledger(tmp_path, "init", "--epsilon", "2").out
+        ledger(tmp_path, "init", "--epsilon", "2", "--delta", "0").out
         == "ratings: has this budget already: ε 2.0, δ 0.0\n"
     )
-    other = ledger(tmp_path, "init", "--epsilon", "3")
+    other = ledger(tmp_path, "init", "--epsilon", "3", "--delta", "0")
     assert (other.code, other.out) == (64, "")
     assert "has a limit already: ε 2.0 and δ 0.0" in other.err
     assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain is intact\n"
@@ -229,7 +273,10 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "attacker" not in shown  # nothing was released that could help one
 
     plan = with_ledger(tmp_path, "plan", "1.5")
-    assert "ledger    ε 0.0 of 2.0 spent by 0 runs; 1.5 after this run\n" in command(*plan).out
+    told = "spent by 0 runs; 1.5 after this run, and then room for no more like it\n"
+    assert f"ledger    ε 0.0 of 2.0 {told}" in command(*plan).out
+    smaller = command(*with_ledger(tmp_path, "plan", "0.6")).out
+    assert "0.6 after this run, and then room for 2 more like it\n" in smaller
     assert command(*with_ledger(tmp_path, "run", "1.5")).code == 0
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
     planned = command(*again)
@@ -249,6 +296,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
         "after": 3.0,
         "runs": 1,
         "fits": False,
+        "further": 0,
         **coverage,
     }
     refused = command(*with_ledger(tmp_path, "run", "1.5", output={"path": "second"}))
@@ -262,7 +310,15 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "ratings: ε 1.5 of 2.0 spent by 1 run, 0.5 left; δ 0.0 of 0.0\n" in shown
     assert "for a row that every run covers" in shown
     assert "detects it with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
-    assert [line.split()[2] for line in shown.splitlines()[3:7]] == [
+    assert shown.splitlines()[1] == "  room for no more like the last release"
+    head, line = shown.splitlines()[4:]
+    assert head.split() == ["date", "job", "mechanism", "ε", "output", "state"]
+    assert line.split()[2:] == ["bad-input", "dip", "1.5", str(tmp_path / "out"), "released"]
+    assert re.match(r"  \d{4}-\d\d-\d\d \d\d:\d\d  bad-input", line)
+    assert not re.search("[0-9a-f]{32}", line)
+    chain = ledger(tmp_path, "show", "--entries").out
+    assert chain.splitlines()[:4] == shown.splitlines()[:4]
+    assert [line.split()[2] for line in chain.splitlines()[4:8]] == [
         "hold-out",
         "intend",
         "draw",
@@ -280,7 +336,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
         "draw",
         "commit",
     ]
-    assert shown.endswith(f"  head {summary['head']}\n")
+    assert chain.endswith(f"  head {summary['head']}\n")
     assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain is intact\n"
 
 
@@ -315,7 +371,7 @@ KNOWN_DIP = {"kind": "dip", "reference": KNOWN}
 )
 def test_plan_ends_as_run_would(before, changed, code, tmp_path):
     """The dataset has a budget of ε 1.5; a job of ε 1 has run before, or has begun."""
-    ledger(tmp_path, "init", "--epsilon", "1.5")
+    ledger(tmp_path, "init", "--epsilon", "1.5", "--delta", "0")
     given = {"ledger": {"url": f"sqlite:///{tmp_path / 'ledger.db'}", "dataset": "ratings"}}
     first = job(
         tmp_path,
@@ -362,7 +418,7 @@ def test_plan_ends_as_run_would(before, changed, code, tmp_path):
 
 
 def test_a_tampered_ledger_is_found_and_named(tmp_path):
-    ledger(tmp_path, "init", "--epsilon", "2")
+    ledger(tmp_path, "init", "--epsilon", "2", "--delta", "0")
     assert command(*with_ledger(tmp_path)).code == 0
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
         connection.execute("UPDATE dpdask_entries SET epsilon = 0.5 WHERE sequence = 2")
@@ -381,11 +437,12 @@ LEDGER_HERE = "--url sqlite:///{folder}/x.db --dataset a"
         ("", 2, "Usage"),
         ("show", 2, "--url"),
         (f"init {LEDGER_HERE}", 2, "--epsilon"),
-        (f"init {LEDGER_HERE} --epsilon 0", 64, "allows no release"),
-        (f"init {LEDGER_HERE} --epsilon -1", 64, "out of its range"),
-        (f"init {LEDGER_HERE} --epsilon nan", 64, "out of its range"),
+        (f"init {LEDGER_HERE} --epsilon 1", 2, "--delta"),
+        (f"init {LEDGER_HERE} --epsilon 0 --delta 0", 64, "allows no release"),
+        (f"init {LEDGER_HERE} --epsilon -1 --delta 0", 64, "out of its range"),
+        (f"init {LEDGER_HERE} --epsilon nan --delta 0", 64, "out of its range"),
         (
-            "init --url sqlite:///{folder}/no/x.db --dataset a --epsilon 1",
+            "init --url sqlite:///{folder}/no/x.db --dataset a --epsilon 1 --delta 0",
             64,
             "folder of the ledger",
         ),
@@ -581,6 +638,9 @@ def test_status_and_abort(tmp_path):
         "n_hidden": 0,
     }
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
+    for verb in ("status", "abort"):  # not "absent"
+        ended = command(verb, str(tmp_path / "job.yaml"))
+        assert (ended.code, f"dpdask {verb} --job" in ended.lines[0]) == (2, True)
     with mock.patch(
         "dpdask.jobs.run.make_job_card",
         side_effect=TemporaryError("crash", None, "run again to resume"),
@@ -781,3 +841,25 @@ def test_dask_dpdask_ends_with_the_same_codes(given, code):
     assert ended.exit_code == code
     assert "Traceback" not in ended.output
     assert (ended.stderr.count("\n") == 1) == bool(code)
+
+
+def test_a_demo_releases_a_table_and_names_the_page_to_open(tmp_path):
+    ended = command("demo", str(tmp_path / "demo"))
+    assert ended.code == 0, ended.err
+    released = tmp_path / "demo" / "released"
+    assert "ratings: released\n" in ended.out
+    assert "Protected: the values of all rows" in ended.out
+    *_, result, last = ended.out.splitlines()
+    assert f"Open {released / '_dpdask' / 'release.html'}: " in last
+    assert (released / "_dpdask" / "release.html").is_file()
+    found = re.search(r"mean rating (\S+), 95 % interval (\S+) to (\S+),", result)
+    assert found is not None
+    estimate, low, high = map(float, found.groups())
+    true = pd.read_parquet(tmp_path / "demo" / "ratings")["rating"].mean()
+    error = (high - low) / 2 / 1.96
+    assert low < estimate < high
+    assert abs(estimate - true) < 6 * error < 0.05
+    again = command("demo", str(tmp_path / "demo"))
+    assert "ratings: already released\n" in again.out
+    (tmp_path / "file").write_text("")
+    assert command("demo", str(tmp_path / "file")).code == 73

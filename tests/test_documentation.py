@@ -16,9 +16,11 @@ import yaml
 
 import dpdask
 from dpdask import cli, errors
+from dpdask.conditions import Rule
 from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.references import Reference
+from dpdask.rules import check_levels
 from dpdask.schema import Schema
 from pipelines.movielens import correlations
 
@@ -42,11 +44,8 @@ def page(name):
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-DESIGN, EXIT_CODES, JOB = (
-    page("explanation/design"),
-    page("reference/exit-codes"),
-    page("reference/job"),
-)
+DESIGN, JOB = page("explanation/design"), page("reference/job")
+STABLE = page("reference/stability")
 
 
 def blocks(language, text):
@@ -179,6 +178,12 @@ def test_every_yaml_of_the_pipelines_is_valid(path):
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if "columns" in content:
         assert Schema.from_yaml(path).privatised
+    elif path.name == "rules.yaml":
+        schema = Schema.from_yaml(path.with_name("schema.yaml"))
+        for name in content.keys() - {"bins"}:
+            rules = tuple(map(Rule.model_validate, content[name]))
+            assert len(rules) == 10
+            check_levels(schema.model_copy(update={"rules": rules}))
     else:
         assert load_job(path).file.name
 
@@ -233,16 +238,30 @@ def test_listed_streams_are_drawn_from():
     ] == []
 
 
-@pytest.mark.parametrize("text", [EXIT_CODES, DESIGN], ids=["reference", "design"])
-def test_exit_codes_are_those_of_the_errors(text):
+def test_exit_codes_are_those_of_the_errors_and_are_stable():
     kinds = [
         kind
         for kind in vars(errors).values()
         if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)
     ]
-    assert sorted(map(int, rows("exit code", text))) == sorted(
-        {0, 130, 143} | {kind.exit_code for kind in kinds}
-    )
+    found = sorted({0, 130, 143} | {kind.exit_code for kind in kinds})
+    assert sorted(map(int, rows("exit code", page("reference/exit-codes")))) == found
+    [stable] = re.findall(r"^\| \[exit codes\].*: ([\d, ]+) \|$", STABLE, re.MULTILINE)
+    assert stable == ", ".join(map(str, found))
+
+
+def test_the_newest_version_is_named_everywhere():
+    version = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    supported = rows("version", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert re.findall(r"^## \[(\d\S*)\]", changes, re.MULTILINE)[0] == supported[0] == version
+    assert page(f"releases/{version}").startswith(f"# dpdask {version}\n")
+    assert dpdask.__version__ == version or ".dev" in dpdask.__version__  # of what comes next
+
+
+def test_stable_names_are_the_public_ones():
+    [section] = re.findall(r"^## Python names\n(.*?)^## ", STABLE, re.DOTALL | re.MULTILINE)
+    assert re.findall(r"`(\w+)`", section) == dpdask.__all__
 
 
 @pytest.mark.parametrize("name", [name for name in dpdask.__all__ if not name.startswith("__")])
@@ -328,13 +347,13 @@ def test_scripts_import_what_is_there():
 
 def test_the_index_lists_every_page_once():
     listed = re.findall(
-        r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation|releases)/[^)#]+)\)",
+        r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation|releases)/[^)#]+|gallery\.md|roadmap\.md)\)",
         page("README"),
         re.MULTILINE,
     )
     there = [name.removeprefix("docs/") for name in EXPLANATIONS if name != "docs/README.md"]
     assert sorted(listed) == sorted(
-        set(there) - {"explanation/design.md", "explanation/math.md"}
+        set(there) - {"index.md", "explanation/design.md", "explanation/math.md"}
     )  # of the maintainers, on a line of their own
     assert "(explanation/design.md)" in page("README")
     assert "(explanation/math.md)" in page("README")
@@ -348,8 +367,9 @@ def test_titles_are_unique():
     assert sorted(titles) == sorted(set(titles))
 
 
-# blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py
-RUN_TOGETHER = {"docs/how-to/analyse-a-release.md"}
+# blocks that run one after the other: in tests/analysis/test_open.py, tests/e2e/test_person_jobs.py and test_site.py, and those of tutorials in test_examples.py
+RUN_TOGETHER = {"docs/how-to/analyse-a-release.md", "docs/how-to/release-persons.md"}
+RUN_TOGETHER |= {"docs/index.md", "docs/reference/cheat-sheet.md"}
 RUN_ALONE = [
     name
     for name in EXPLANATIONS

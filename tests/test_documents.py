@@ -301,6 +301,14 @@ def test_a_document_that_is_no_mapping_is_refused(text):
             "stack.1.knd",
             "kind",
         ),
+        *(
+            (
+                {"title": "t", "layers": {name: {"kind": "circle", "radius": 1, "raduis": 1}}},
+                f"layers.{name}.raduis",
+                "radius",
+            )
+            for name in ("kind", "design")  # names of users' own columns
+        ),
         (
             {"title": "t", "shape": {"kind": "square", "side_lenght": 1}},
             "shape.side_lenght",

@@ -1,6 +1,7 @@
 """`ledger=` of fits: the dataset is charged once, before any noise, and refused before anything is drawn."""
 
 import warnings
+from dataclasses import replace
 
 import cloudpickle
 import dask
@@ -287,6 +288,11 @@ def test_no_repr_shows_a_password(place):
         assert "people" in shown
         assert "host" in shown
         assert not any(part in shown for part in ("se/cr", "cr?et", "se@", "me:"))
+        account = Account(mechanism=TINY.mechanism, place=hidden, job="j", output=f"{url}#1")
+        named = account.cost().names
+        assert named["output"].startswith("postgresql://")
+        assert not any(part in named["output"] for part in ("se/cr", "cr?et", "se@", "me:"))
+        assert replace(account, output="file:///a@b/c?d").names["output"] == "/a@b/c?d"
     frame = pd.DataFrame({"x": ["a", "b"]})
     release = TINY.fit(frame, ledger=place)
     assert place.url not in repr(release.rows)

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.movielens.recommender import Table as Ratings
 from pipelines.papers.dip import summary, table2, table4, table5, table6, table7, table8, table9
-from pipelines.papers.dip.common import Cell, Row, Table, published
+from pipelines.papers.dip.common import ALL_PRIVATE, NAMES, Cell, Row, Table, lines, published
 
 pytestmark = pytest.mark.more
 
@@ -79,9 +79,9 @@ def test_small_table_7_has_the_paper_s_order_and_dip_the_hold_out_s_error():
 
 def test_one_replicate_of_tables_2_and_6_keeps_the_order_of_methods():
     found = table2.one_replicate(200, 6, 1.0, 1, 0)
-    assert found["NP"] < found["laplace 0.25"] < found["LRM"] < found["OPM"]
+    assert found["NP"] < found[NAMES[0.25]] < found["LRM"] < found["OPM"]
     found = table6.one_replicate("Chain", 5, 1.0, 1, 0, cross_validate=False)
-    assert found["NP"] < found["laplace 0.35"] < found["NLRM"] < found["NOPM"]
+    assert found["NP"] < found[NAMES[0.35]] < found["NLRM"] < found["NOPM"]
 
 
 def test_table_8_on_the_bank_s_rows():
@@ -93,11 +93,10 @@ def test_table_8_on_the_bank_s_rows():
     assert table[:, -1].mean() == pytest.approx(0.1266, abs=1e-3)
     truth = table8.probabilities(table, table8.regressed(table))
     found = table8.one_replicate(table, truth, 1.0, 1, 0)
-    assert (
-        max(found[f"laplace {fraction}"] for fraction in table8.FRACTIONS) < 0.6
-    )  # the paper's, and the bound, is ten times that
-    assert 3 < found["unmatched 0.25"] < 7
-    assert found["laplace 0.25"] < found["private"] < found["NLRM"]
+    # the paper's, and the bound, is ten times that
+    assert max(found[name] for name in NAMES.values()) < 0.6
+    assert 3 < found[table8.UNMATCHED[NAMES[0.25]]] < 7
+    assert found[NAMES[0.25]] < found[f"private {ALL_PRIVATE}"] < found["NLRM"]
 
 
 def test_the_factors_of_table_9_find_a_product():
@@ -124,6 +123,17 @@ def test_cells_have_standard_errors_and_infinite_means_are_said():
     )
     assert row.apart == pytest.approx(0.5 / math.hypot(0.1, 0.1))
     assert Row(setting="s", method="DIP", epsilon=1.0, ours=cell).apart is None
+
+
+def test_a_line_has_a_method_s_cells_and_the_paper_s_of_the_method_it_varies():
+    cell = Cell(1.5, 1.0, 4)
+    cells = dict.fromkeys(("NP", "NP, again", "optimal DIP", "private DIP", "resampling"), cell)
+    methods = ("NP", "NP, again", "LRM", "DIP", "resampling")
+    plain, again, dip, resampling = lines("Table 4", "Ber(0.1)", 2.0, methods, cells, 50)
+    assert plain.paper == again.paper == published(7.47, 5.76, 50)
+    assert (dip.ours, dip.optimal, dip.private, dip.paper.mean) == (None, cell, cell, 7.99)
+    assert resampling.paper.mean == 10.43  # of the paper's EXM
+    assert [row.paper for row in lines("Table 4", "another", None, methods, cells)] == [None] * 4
 
 
 def small():

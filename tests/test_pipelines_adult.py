@@ -43,16 +43,10 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(table, tmp_path_factory):
     path = tmp_path_factory.mktemp("json") / "rows.json"
-    compare.main(
-        ["--input", table, "--seeds", "1", "--seed", "3", "--queries", "200", "--json", str(path)]
-    )
+    compare.main(f"--input {table} --seeds 1 --seed 3 --queries 200 --json {path}".split())
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert (
-        document["n_rows"],
-        document["n_levels"],
-        document["n_queries"][2],
-        document["insecure_seed"],
-    ) == (600, 194, 200, 3)
+    found = [document[name] for name in ("n_rows", "n_levels", "insecure_seed")]
+    assert [*found, document["n_queries"][2]] == [600, 194, 3, 200]
     return {row["name"]: row for row in document["rows"]}
 
 
@@ -88,27 +82,16 @@ def test_rows_stand_as_their_noise_says(rows):
 
 
 def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys):
-    def errors(*seed):
-        compare.main(
-            [
-                "--input",
-                table,
-                "--seeds",
-                "1",
-                *seed,
-                "--queries",
-                "50",
-                "--rows",
-                "our noisy tables",
-            ]
-        )
+    def errors(seed=""):
+        given = f"--input {table} --seeds 1 --queries 50 {seed} --rows".split()
+        compare.main([*given, "our noisy tables"])
         printed = capsys.readouterr().out
         assert ("INSECURE" in printed) == bool(seed)
         return [line for line in printed.splitlines() if line.startswith("| our noisy")]
 
-    seeded = errors("--seed", "5")
+    seeded = errors("--seed 5")
     assert len(seeded) == 2
-    assert seeded == errors("--seed", "5") != errors()
+    assert seeded == errors("--seed 5") != errors()
 
 
 @pytest.mark.parametrize("pipeline", REAL)
@@ -118,22 +101,8 @@ def test_the_real_tables_are_released_well(pipeline, tmp_path):
         pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")
     job, path = PIPELINES / pipeline / "job.yaml", tmp_path / "rows.json"
     names = ["**ours**, add-remove", "no-cor", "bootstrap"]
-    compare.main(
-        [
-            "--job",
-            str(job),
-            "--input",
-            str(table),
-            "--seeds",
-            "1",
-            "--seed",
-            "1",
-            "--rows",
-            *names,
-            "--json",
-            str(path),
-        ]
-    )
+    given = f"--job {job} --input {table} --seeds 1 --seed 1 --json {path} --rows"
+    compare.main([*given.split(), *names])
     ours, independent, floor = (
         row["mean_total_variation"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
     )

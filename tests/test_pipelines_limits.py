@@ -12,18 +12,7 @@ def test_the_script_measures_each_side(tmp_path, monkeypatch):
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     monkeypatch.setattr("pyarrow.set_cpu_count", lambda _: None)
-    limits.main(
-        [
-            "--rows",
-            "2000",
-            "--rounds",
-            "1",
-            "--folder",
-            str(tmp_path),
-            "--json",
-            str(tmp_path / "out.json"),
-        ]
-    )
+    limits.main(f"--rows 2000 --rounds 1 --folder {tmp_path} --json {tmp_path}/out.json".split())
     found = json.loads((tmp_path / "out.json").read_text())
     assert list(found["of_pyarrow"]) == list(limits.SIDES)
     assert found["of_pyarrow"]["pyarrow"] == 1.0

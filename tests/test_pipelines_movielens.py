@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dpdask.channels import laplace, optimal
-from pipelines.movielens import correlations, recommender
+from pipelines.movielens import correlations, persons, recommender
 
 pytestmark = pytest.mark.more
 
@@ -99,3 +99,39 @@ def test_the_recommender_on_movielens_1m_keeps_its_promise(capsys):
     assert low["closed"] >= 0.30
     assert high["closed"] >= 0.60
     assert max(low["histogram_over_holdout"], high["histogram_over_holdout"]) <= 0.02
+
+
+def test_persons_are_released_and_measured(tmp_path, capsys):
+    """Simulated users: the release is nearer than independent columns where a user's ratings are alike."""
+    rng, n = np.random.default_rng(4), 800
+    user = np.repeat(np.arange(1, n + 1), 12)
+    taste = np.repeat(rng.normal(size=n), 12)
+    ratings = pd.DataFrame(
+        {
+            "UserID": user,
+            "MovieID": rng.geometric(0.05, len(user)),
+            "Rating": np.clip(np.rint(3 + taste + rng.normal(size=len(user))), 1, 5),
+            "Timestamp": 9.6e8 + 3_600 * np.repeat(rng.integers(0, 9_000, n), 12),
+        }
+    )
+    ratings.loc[::5, "Timestamp"] = np.nan
+    users = pd.DataFrame(
+        {
+            "UserID": np.arange(1, n + 1),
+            "Gender": rng.choice(["F", "M"], n),
+            "Age": rng.choice([1, 18, 25, 35, 45, 50, 56], n),
+            "Occupation": rng.integers(0, 21, n),
+        }
+    )
+    for name, frame in (("ratings", ratings), ("users", users)):
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    paths = [str(tmp_path / name) for name in ("ratings.parquet", "users.parquet", "out")]
+    persons.main([*paths, "--epsilon", "8", "--max-rows", "10", "--seeds", "1"])
+    shown = capsys.readouterr().out
+    line = next(each for each in shown.splitlines() if "a column of one row and one of" in each)
+    found, independent = (
+        float(line.split(f"{side} ")[1].split()[0].strip(","))
+        for side in ("release", "independent")
+    )
+    assert found < 0.5 * independent
+    assert "variances, Rating" in shown

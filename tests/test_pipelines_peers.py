@@ -42,26 +42,16 @@ def job(tmp_path):
     return tmp_path / "job.yaml"
 
 
-def compare(job, *options):
+def compare(job, options):
     folder = job.parent
-    said = folder / "peers.json"
-    where = [
-        "--job",
-        str(job),
-        "--input",
-        str(folder / "table.parquet"),
-        "--work",
-        str(folder / "work"),
-        "--json",
-        str(said),
-    ]
-    peers.main([*where, "--seeds", "1", "--seed", "5", *options])
-    return json.loads(said.read_text(encoding="utf-8"))
+    where = f"--job {job} --input {folder}/table.parquet --work {folder}/work"
+    peers.main(f"{where} --json {folder}/peers.json --seeds 1 --seed 5 {options}".split())
+    return json.loads((folder / "peers.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job, capsys):
-    found = compare(job, "--target", "e=high")
+    found = compare(job, "--target e=high")
     methods = found["rows"][0]["methods"]
     best, copula, worst = (methods[name]["medians"] for name in ("floor", "dpdask", "independent"))
     for measure in ("two_way", "worst_pair", "three_way"):
@@ -86,40 +76,31 @@ def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job, caps
 
     made = job.parent / "work" / "dpdask-1-0.parquet"
     before = made.stat().st_mtime_ns
-    assert compare(job, "--target", "e=high", "--methods", "dpdask")["rows"] == found["rows"]
+    assert compare(job, "--target e=high --methods dpdask")["rows"] == found["rows"]
     assert made.stat().st_mtime_ns == before  # reused
     with pytest.raises(SystemExit, match="holds another table"):
-        compare(job, "--methods", "floor")
+        compare(job, "--methods floor")
 
 
 def test_a_target_that_no_row_has_is_refused(job):
     with pytest.raises(SystemExit, match="no row of column 'e' has the level 'medium'"):
-        compare(job, "--target", "e=medium")
+        compare(job, "--target e=medium")
 
 
 def test_a_peer_that_fails_or_takes_too_long_is_listed_so(job, tmp_path):
     copy = tmp_path / "private-pgm"
     (copy / "src" / "mbi").mkdir(parents=True)
     (copy / "src" / "mbi" / "__init__.py").write_text("import time\ntime.sleep(60)\n")
-    options = (
-        "--private-pgm",
-        str(copy),
-        "--private-pgm-python",
-        sys.executable,
-        "--methods",
-        "mst",
-    )
-    methods = compare(job, *options, "--limit", "2")["rows"][0]["methods"]
+    options = f"--private-pgm {copy} --private-pgm-python {sys.executable} --methods mst"
+    methods = compare(job, f"{options} --limit 2")["rows"][0]["methods"]
     assert methods["mst"]["status"] == "did not finish in 2 s"
     assert methods["mst"]["costs"]["wall_seconds"] < 30
     assert methods["dpdask"]["status"] == "not run"
 
     (copy / "src" / "mbi" / "__init__.py").write_text("raise ValueError('no such thing')\n")
-    assert (
-        compare(job, *options, "--limit", "1")["rows"][0]["methods"]["mst"]["status"]
-        == "did not finish in 2 s"
-    )
-    assert (
-        compare(job, *options)["rows"][0]["methods"]["mst"]["status"]
-        == "failed: ValueError: no such thing"
-    )
+    for limit, status in (
+        ("--limit 1", "did not finish in 2 s"),
+        ("", "failed: ValueError: no such thing"),
+    ):
+        methods = compare(job, f"{options} {limit}")["rows"][0]["methods"]
+        assert methods["mst"]["status"] == status

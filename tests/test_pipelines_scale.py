@@ -10,13 +10,11 @@ pytestmark = pytest.mark.more
 
 
 def run_of(n, driver, scheduler):
-    found = {
+    return {
         "fragments": n,
         "driver_ms_each": driver,
         "scheduler_ms_each": scheduler,
         "milliseconds_each": driver + scheduler,
-    }
-    return found | {
         "driver_mib": 300.0,
         "driver_kib_each": 2.0,
         "scheduler_mib": 200.0,
@@ -51,19 +49,8 @@ def test_the_simulation_waits_for_the_slowest():
 
 @pytest.mark.slow
 def test_the_script_measures_a_small_table(tmp_path):
-    scale.main(
-        [
-            "--fragments",
-            "80",
-            "120",
-            "--workers",
-            "1",
-            "--folder",
-            str(tmp_path),
-            "--json",
-            str(tmp_path / "out.json"),
-        ]
-    )
+    files = f"--folder {tmp_path} --json {tmp_path}/out.json"
+    scale.main(f"{files} --fragments 80 120 --workers 1".split())
     found = json.loads((tmp_path / "out.json").read_text())
     assert [run["fragments"] for run in found["runs"]] == [80, 120]
     assert all(run["shards"] >= run["fragments"] - 10 for run in found["runs"])

@@ -9,18 +9,8 @@ from pipelines.benchmarks import skewed
 
 def test_the_script_measures_each_column_and_mechanism(tmp_path):
     skewed.simulate(40_000).to_parquet(tmp_path / "in.parquet")
-    skewed.main(
-        [
-            "--input",
-            str(tmp_path / "in.parquet"),
-            "--runs",
-            "1",
-            "--seed",
-            "3",
-            "--json",
-            str(tmp_path / "out.json"),
-        ]
-    )
+    files = f"--input {tmp_path}/in.parquet --json {tmp_path}/out.json"
+    skewed.main(f"{files} --runs 1 --seed 3".split())
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(row["column"], row["mechanism"]) for row in found["rows"]] == [
         (column, mechanism) for mechanism in skewed.MECHANISMS for column in ("amount", "visits")

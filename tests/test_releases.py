@@ -367,7 +367,7 @@ def test_a_plan_warns_of_what_fit_will_warn():
     for estimator in (
         dpdask.GaussianCopula(schema(), epsilon=1.0, delta=0.01, bins=4),
         dpdask.Marginals(schema(), epsilon=1.0, delta=0.01, cliques=[["rating"]]),
-        dpdask.DIP(schema(), epsilon=4.0, delta=0.01, reference=dpdask.Tree(bins=4)),
+        dpdask.DIP(schema(), epsilon=2.9, delta=0.01, reference=dpdask.Tree(bins=4)),
     ):
         [told] = estimator.plan(table).warnings
         with pytest.warns(UserWarning, match="is not below 1 / the number of rows") as caught:

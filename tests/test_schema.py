@@ -1,4 +1,6 @@
 import datetime as dt
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -6,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from strategies import mixed_tables
 
 from dpdask.documents import Text
+from dpdask.domains import MAX_LEVELS, MAX_LISTED, list_domains
 from dpdask.errors import DataError, SpecError
-from dpdask.schema import MAX_LEVELS, Schema
+from dpdask.schema import Schema
 
 DAY = dt.date(2020, 1, 1)
 
@@ -137,8 +140,8 @@ def bounds(message, *cases):
         (privatised("continuous", levels=[1]), "a continuous column takes no levels"),
         (privatised("mixed", atoms=[1], levels=[1]), "a mixed column takes no levels"),
         *levels(
-            ([], "between 1 and 2,048 levels"),
-            (list(range(MAX_LEVELS + 1)), "between 1 and 2,048 levels"),
+            ([], "between 1 and 32,768 levels"),
+            (list(range(MAX_LISTED + 1)), "between 1 and 32,768 levels"),
             (["a", "b", "a"], "the level 'a' is repeated; give it once"),
             ([1, 2, 1.0], "the level 1.0 is repeated"),
             ([0.0, -0.0], "the level -0.0 is repeated"),
@@ -223,6 +226,10 @@ def test_columns_without_the_key_above_them_are_answered_once():
             )
         ),
         ({"colums": {"x": {"role": "keep"}}}, "unknown key 'colums'; did you mean 'columns'?"),
+        (
+            {"columns": {"kind": {"role": "privatise", "kind": "continuous", "lower": 0}}},
+            "unknown key 'columns.kind.lower'; did you mean 'bounds'?",
+        ),
     ],
 )
 def test_a_schema_of_another_shape_is_refused(data, says):
@@ -371,3 +378,61 @@ def test_any_table_that_lacks_a_column_or_has_one_too_many_is_refused(case):
         refusal(DataError, case.schema.select_released, table.remove(i))
         refusal(DataError, case.schema.select_released, table.append(table.field(i)))
     refusal(DataError, case.schema.select_released, table.append(pa.field("new", pa.int8())))
+
+
+def made_of(**short):
+    return Schema.from_dict({"columns": {"x": {"role": "privatise", **short}}}).columns["x"]
+
+
+@pytest.mark.parametrize(
+    ("short", "plain"),
+    [
+        ({"kind": "discrete", "levels": "-2..3"}, {"levels": [-2, -1, 0, 1, 2, 3]}),
+        ({"kind": "categorical", "levels": "7..7"}, {"levels": [7]}),
+        ({"kind": "discrete", "levels": "1..3", "other": 0}, {"levels": [0, 1, 2, 3]}),
+        ({"kind": "discrete", "levels": "1..3", "other": 2}, {"levels": [1, 2, 3]}),
+        ({"kind": "discrete", "levels": "months"}, {"levels": [*range(1, 13)]}),
+        ({"kind": "categorical", "levels": "sexes"}, {"levels": ["female", "male"]}),
+        (
+            {"kind": "categorical", "levels": "sexes", "other": "other"},
+            {"levels": ["female", "male", "other"]},
+        ),
+        ({"kind": "continuous", "bounds": "latitudes"}, {"bounds": [-90, 90]}),
+        (
+            {"kind": "mixed", "atoms": "0..1", "bounds": "shares"},
+            {"atoms": [0, 1], "bounds": [0, 1]},
+        ),
+    ],
+)
+def test_ranges_and_names_stand_for_what_a_list_says(short, plain):
+    assert made_of(**short) == made_of(**{**short, **plain})
+    assert made_of(**short).model_dump() == made_of(**{**short, **plain}).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("short", "says"),
+    [
+        ({"levels": "3..1"}, "3 is above 1, not '3..1'; swap them"),
+        ({"levels": f"1..{MAX_LISTED + 1}"}, "between 1 and 32,768 levels"),
+        ({"levels": "us_state"}, "did you mean 'us_states'?"),
+        ({"levels": "latitudes"}, "'latitudes' names public bounds; write `bounds: latitudes`"),
+        ({"kind": "continuous", "bounds": "hours"}, "names public levels; write `levels: hours`"),
+        ({"kind": "continuous", "bounds": "latitude"}, "did you mean 'latitudes'?"),
+    ],
+)
+def test_wrong_ranges_and_names_are_refused(short, says):
+    with pytest.raises(SpecError) as caught:
+        made_of(**{"kind": "categorical", **short})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", list_domains())
+def test_each_named_domain_is_one_and_the_page_lists_it_with_its_source(name):
+    domain = list_domains()[name]
+    kind = "continuous" if "bounds" in domain else "categorical"
+    made = made_of(kind=kind, **{key: name for key in domain if key != "source"})
+    shown = f"{len(made.levels)}: " if isinstance(domain.get("levels"), list) else ""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "schema.md").read_text("utf-8")
+    assert re.search(
+        rf"^\| `{name}` \| {shown}.* \| {re.escape(domain['source'])} \|$", page, re.MULTILINE
+    )

@@ -5,7 +5,7 @@ python docs/site/examples.py README.md docs/tutorials/*.md
 A YAML block that begins with `# NAME.yaml` is a file. The lines of a bash block are commands of dpdask (those that set up an environment are
 left out); `# exits with 77` after a command is its expected exit code. A Python block runs with the names of the blocks before it. A text block
 holds what the block before it prints; a line `…` in it stands for lines that are left out. It is
-left as it is where only numbers would change.
+left as it is where only numbers would change. Pictures that blocks save are put beside the page if it shows them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -28,6 +29,7 @@ from dpdask.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"^!\[.*\]\((\w+\.png)\)$", re.MULTILINE)
 SETUP = re.compile(r"(python3 -m venv|pip install|cd|git clone) ")
 WIDTH = 130
 HOME = "/home/somebody/demo"
@@ -114,7 +116,10 @@ def main(pages: list[str]) -> None:
     for page in [Path(page).resolve() for page in pages]:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            page.write_text(run_page(page.read_text(encoding="utf-8")), encoding="utf-8")
+            text = run_page(page.read_text(encoding="utf-8"))
+            page.write_text(text, encoding="utf-8")
+            for name in filter(os.path.exists, PICTURE.findall(text)):
+                shutil.copy(name, page.parent)
             os.chdir(ROOT)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ from typing import Any
 import click
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # MkDocs is a program of its own
 SHOWN = (
     "README.md",
     "SECURITY.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
     "CITATION.cff",
     "LICENSE",
     "NOTICE",
@@ -25,9 +30,14 @@ SHOWN = (
 )
 FOLDERS = ("cluster", "pipelines")
 _RENAMED = {
-    "README.md": "index.md",
+    "README.md": "readme.md",
     "docs/README.md": "pages.md",
 }  # MkDocs takes a README for the index of its folder
+PAGES = "gallery/"  # of releases, that the build makes
+CELL = re.compile(
+    r"^```(python|bash|yaml|text)\n(.*?)^```\n|^!\[([^]\n]*)\]\((\w+\.png)\)\n",
+    re.DOTALL | re.MULTILINE,
+)
 LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
@@ -65,12 +75,11 @@ def with_links(text: str, uri: str) -> str:
 
 
 def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
-    """A JSON Schema as tables in Markdown: one for the document, one for each of its parts."""
-    parts = {title: schema} | {
-        name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")
-    }
-    for name, part in parts.items():
-        yield f"\n### {name}\n\n{part.get('description', '')}\n"
+    """A JSON Schema as tables in Markdown: one for the document, one for each of its parts, by the key that it is written at."""
+    defs = {name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")}
+    titles = name_parts(schema, defs)
+    for name, part in {title: schema, **{name: defs[name] for name in titles}}.items():
+        yield f"\n### {titles.get(name, name)}\n\n{part.get('description', '')}\n"
         yield "| key | type | default | is |\n|---|---|---|---|"
         for key, value in part["properties"].items():
             default = (
@@ -81,32 +90,60 @@ def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
                 else ""
             )
             text = " ".join(value.get("description", "").split()).replace("|", "\\|")
-            yield f"| `{key}` | {kind_of(value)} | {default} | {text} |"
+            yield f"| `{key}` | {kind_of(value, titles)} | {default} | {text} |"
 
 
-def kind_of(value: Mapping[str, Any]) -> str:
+def name_parts(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of a JSON Schema by name, each with the key at which it is first written, and its kind if there are several."""
+    found: dict[str, str] = {}
+    waiting = [("", schema)]
+    for path, part in waiting:
+        for key, value in part["properties"].items():
+            refs = [ref for ref in re.findall(r"#/\$defs/(\w+)", json.dumps(value)) if ref in defs]
+            for name in dict.fromkeys(refs):
+                if name in found:
+                    continue
+                kind = defs[name]["properties"].get(
+                    "kind", defs[name]["properties"].get("design", {})
+                )
+                more = f" of the kind {kind['const']}" if "const" in kind else ""
+                title = f"{path}{key}{more}"
+                taken = title in found.values()
+                found[name] = f"{title} ({name})" if taken else title
+                waiting.append((f"{path}{key} / ", defs[name]))
+    return found
+
+
+def find_anchor(title: str) -> str:
+    """The anchor that the site gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+
+
+def kind_of(value: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     """A key's type in words, its parts as links to their tables."""
     if "$ref" in value:
-        name = value["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        title = titles.get(name := value["$ref"].rpartition("/")[2])
+        return f"[{title}](#{find_anchor(title)})" if title else name
     if "const" in value or "enum" in value:
         return " or ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
     choices = value.get("anyOf") or value.get("oneOf")
     if choices:
         return (
             " or ".join(
-                dict.fromkeys(kind_of(choice) for choice in choices if choice.get("type") != "null")
+                dict.fromkeys(
+                    kind_of(choice, titles) for choice in choices if choice.get("type") != "null"
+                )
             )
             or "null"
         )
     if value.get("type") == "array":
-        return f"list of {kind_of(value.get('items', {}))}"
+        return f"list of {kind_of(value.get('items', {}), titles)}"
     if (
         value.get("type") == "object"
         and isinstance(value.get("additionalProperties"), dict)
         and value["additionalProperties"]
     ):
-        return f"mapping to {kind_of(value['additionalProperties'])}"
+        return f"mapping to {kind_of(value['additionalProperties'], titles)}"
     return str(value.get("type", "anything"))
 
 
@@ -132,15 +169,44 @@ def generate(name: str) -> str:
     )
 
 
-def notebook(text: str) -> str:
-    """A tutorial as a notebook: files are written by cells, what was printed is left out."""
+def notebook(text: str, folder: Path) -> str:
+    """A tutorial as a notebook: files are written by cells, and what was printed or drawn, in pictures of the folder, is their output."""
     import jupytext
+    from nbformat import v4
 
-    text = re.sub(r"^```text\n.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    printed: list[list[Any]] = []
+    for kind, block, told, name in re.findall(CELL, text):
+        if name and printed:
+            drawn = base64.b64encode((folder / name).read_bytes()).decode()
+            data = {"image/png": drawn, "text/plain": told}
+            printed[-1].append(v4.new_output("display_data", data))
+        elif kind == "text" and printed:
+            printed[-1].append(v4.new_output("stream", text=block))
+        elif kind:
+            printed.append([])
+    text = re.sub(CELL, lambda each: each[0] if each[1] not in ("text", None) else "", text)
     text = re.sub(
         r"^```yaml\n# (\S+\.yaml)\n", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE
     )
-    return str(jupytext.writes(jupytext.reads(text, fmt="md"), fmt="ipynb"))
+    found = jupytext.reads(text, fmt="md")
+    cells = [cell for cell in found.cells if cell.cell_type == "code"]
+    if len(cells) == len(printed):  # each block is a cell
+        for number, (cell, blocks) in enumerate(zip(cells, printed, strict=True), 1):
+            cell.execution_count = number if blocks else None
+            cell.outputs = blocks
+    return str(jupytext.writes(found, fmt="ipynb"))
+
+
+def release_pages() -> dict[str, str]:
+    """The release pages of the gallery, made anew."""
+    from pipelines.gallery.make import release
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = release(Path(folder))
+        return {
+            name: (out / "_dpdask" / "release.html").read_text(encoding="utf-8")
+            for name, out in found.items()
+        }
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -156,13 +222,15 @@ def on_files(files: Any, config: Any) -> Any:
     names = ["docs/README.md", *SHOWN, *(name for name in inside if "__pycache__" not in name)]
     for name in names:
         files.append(File.generated(config, place_in_site(name), abs_src_path=str(ROOT / name)))
+    for name, page in release_pages().items():
+        files.append(File.generated(config, f"{PAGES}{name}.html", content=page))
     for page in list(files.documentation_pages()):
         if page.src_uri.startswith("tutorials/"):
             files.append(
                 File.generated(
                     config,
                     page.src_uri.replace(".md", ".ipynb"),
-                    content=notebook(page.content_string),
+                    content=notebook(page.content_string, ROOT / "docs" / "tutorials"),
                 )
             )
     return files
@@ -172,6 +240,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in what is generated, and turn the repository's links into the site's."""
     text = re.sub(r"<!-- generated: (\S+) -->", lambda found: generate(found[1]), markdown)
     text = with_links(text, page.file.src_uri)
+    if page.file.src_uri == "gallery.md":  # its pages are there once they are made
+        text = re.sub(r"`(\w+\.html)`", rf"[\1]({PAGES}\1)", text)
     if page.file.src_uri.startswith("tutorials/"):
         name = Path(page.file.src_uri).stem
         text = text.replace("\n", f"\n\n[Download this page as a notebook]({name}.ipynb)\n", 1)

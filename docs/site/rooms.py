@@ -16,6 +16,7 @@ BASE = [
     "computed",
     "conditions",
     "documents",
+    "domains",
     "errors",
     "html",
     "schema",

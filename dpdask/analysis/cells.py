@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from dpdask.analysis.opened import Refusals
 from dpdask.analysis.opened_points import OpenedPoints
-from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, Points
+from dpdask.analysis.points import MODEL, NO_VARIANCE, NOT_TOLD, OTHERS, Points
 from dpdask.analysis.results import Query, Result
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.arrays import Floats
@@ -28,7 +29,7 @@ from dpdask.inference.m_estimators import (
     poisson,
     quantile_regression,
 )
-from dpdask.inference.placed import PlacedTable
+from dpdask.inference.placed import APART, APART_OF_NUMBERS, PlacedTable
 from dpdask.inference.redraw import ThresholdedCells, keep_tails
 from dpdask.inference.tallies import Codes
 from dpdask.references.counts import IN_CELLS, label_table
@@ -37,19 +38,45 @@ from dpdask.streams import RunKey, stream
 _WEIGHT = "weight"
 _NO_RANGES = "the release holds weighted cells, not ranges of single rows"
 _NO_ROWS = "the release holds tables, not ranges of single rows"
+_NO_PERSONS = "no error of it is known where each person weighs 1, however many rows it has"
+_ALIKE = "each person with rows weighs the same, however many it has"
 _REPEATS = 50
 _STILL = 1e-9
 _MOST_CELLS = 100_000
-_SIGNED = (least_squares, logistic, poisson)  # which take negative weights
+
+
+def _correlate(sample: WeightedSample) -> Floats:
+    """Return the correlation of the response and the only feature."""
+    return np.array([(_scores(sample).prod(axis=1) @ sample.weights) / sample.weights.sum()])
+
+
+def _correlation_influence(sample: WeightedSample, values: Floats) -> Floats:
+    u = _scores(sample)
+    moved = u.prod(axis=1) - values[0] / 2.0 * (u**2).sum(axis=1)
+    return moved[:, None] / sample.weights.sum()
+
+
+def _scores(sample: WeightedSample) -> Floats:
+    """Return the response and the feature, each with the mean 0 and the variance 1."""
+    x = np.column_stack([sample.response, sample.features])
+    if x.shape[1] != 2:
+        what, use = "R² is of one column of numbers", "use slope(), or columns of numbers"
+        raise SpecError(what, "r_squared", use)
+    share = sample.weights / sample.weights.sum()
+    z = x - share @ x
+    return z / np.sqrt(np.maximum(share @ z**2, 1e-300))
+
+
+_SIGNED = (_correlate, least_squares, logistic, poisson)  # which take negative weights
 _INFLUENCES: Mapping[Any, Callable[[WeightedSample, Floats], Floats]] = {
     least_squares: partial(find_influence, kind="linear"),
     logistic: partial(find_influence, kind="logistic"),
     poisson: partial(find_influence, kind="poisson"),
     huber: partial(find_influence, kind="huber"),
+    _correlate: _correlation_influence,
     quantile_regression: partial(find_influence, kind="median"),
 }
 _SURE = 6.0  # standard deviations of its noise that the variance of the features has at least
-_LARGER = "use other columns, or release with a larger epsilon"
 _EVEN = "numbers were cut into declared cells: where many of these hold few rows, no bound on the bias is known to hold; with `bins: adaptive` there is one"
 _WIDTHS = "the bound on the bias is of the widths of the cells"
 _BOUNDS_HOLD = "bounds of shares, counts and quantiles hold them, those of means do not"
@@ -74,6 +101,7 @@ class _Tabulated:
     sample: WeightedSample
     leaning: Any
     even: Any
+    tilted: Sequence[Any]  # of each axis of ranges, what a dependence of another kind adds
 
     @cached_property
     def again(self) -> Floats:
@@ -109,8 +137,21 @@ class _Tabulated:
                     features = sample.features.copy()
                     features[:, column] = shifted
                     moved = replace(sample, features=features)
-                squares.append((np.asarray(estimator(moved), dtype=np.float64) - values) ** 2)
+                squares.append((np.asarray(estimator(moved), float) - values) ** 2)
         return np.sqrt(np.sum(squares, axis=0))
+
+    def lean_otherwise(self) -> Floats:
+        """Return how far another dependence inside cells, of any sign in each, may move the weights of the points, of shape (repeats, n)."""
+        # any stream: this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()
+        counts = np.maximum(self.table.counts.ravel(), 0.0)
+        size = APART_OF_NUMBERS if len(self.tilted) > 1 else APART
+        found = np.zeros((_REPEATS, len(self.sample.weights)))
+        for matrix in self.tilted:
+            found += (
+                matrix @ (size * counts * rng.choice((-1.0, 1.0), (_REPEATS, counts.size))).T
+            ).T
+        return found
 
     def weigh(self, counts: Floats, parts: Any = None, *, signed: bool) -> WeightedSample:
         """Return the points with the weights of some counts of the columns' cells; `signed` are as they are, others without negative ones."""
@@ -125,13 +166,13 @@ class _Tabulated:
         return replace(self.sample, weights=matrix @ found)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # no slots: cached properties
 class JointCells(OpenedPoints):
     """What is released of the cells of a perturbed histogram."""
 
     def _plan(self, asked: Query) -> Callable[[], Any]:
         names = asked.names
-        if asked.kind not in ("slope", "fit") or asked.kind in self.refusals:
+        lines = ("slope", "intercept", "r_squared")
+        if asked.kind not in (*lines, "fit") or asked.kind in self.refusals:
             answer = super()._plan(asked)
             is_even = self._has_even_cells and self._table is None
             return partial(self._leave_unbounded, answer) if is_even else answer
@@ -139,14 +180,9 @@ class JointCells(OpenedPoints):
         self._check_no_dates(names)
         if asked.kind == "fit":
             return lambda: self._fit(asked.estimator, names)
-
-        def slope() -> Result:
-            found = self._fit(least_squares, names)
-            parts = (found.estimate, found.standard_error, found.bias_bound)
-            estimate, error, bias = (None if part is None else part.iloc[1:] for part in parts)
-            return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
-
-        return slope
+        estimator = _correlate if asked.kind == "r_squared" else least_squares
+        part = slice(1, None) if asked.kind == "slope" else 0
+        return lambda: self._fit(estimator, names).change(lambda series: series.iloc[part])
 
     @cached_property
     def _private(self) -> list[str]:
@@ -162,7 +198,7 @@ class JointCells(OpenedPoints):
             return None
         with self._check_counts():
             sizes = [int(self._column(name)["cells"]) for name in names]
-            return rows["count"].to_numpy().astype(np.float64).reshape(sizes)
+            return rows["count"].to_numpy().astype(float).reshape(sizes)
 
     def _points(self, *names: str) -> Points:
         if self._table is None:
@@ -198,13 +234,13 @@ class JointCells(OpenedPoints):
         counts, signed = found.drawn.corrected, estimator in _SIGNED
         sample = found.weigh(counts, signed=signed)
         values, even = (
-            np.asarray(estimator(each), dtype=np.float64)
+            np.asarray(estimator(each), float)
             for each in (sample, found.weigh(counts, found.even, signed=signed))
         )
         whole = sample if signed else found.weigh(counts, signed=True)
         part = found.doubt_variance(whole)
         if not _SURE * part < 1.0:
-            raise SpecError(NO_VARIANCE, f"regression on {', '.join(names[1:])}", _LARGER)
+            raise SpecError(NO_VARIANCE, f"regression on {', '.join(names[1:])}", OTHERS)
         if estimator in _INFLUENCES:
             influence = _INFLUENCES[estimator](sample, values)
             moved = found.again @ influence
@@ -213,6 +249,7 @@ class JointCells(OpenedPoints):
             # as of the slope of a table: the variance may be large enough by its noise alone
             slopes = np.abs(values[-whole.features.shape[1] :]) * part / (1.0 - part)
             off[-len(slopes) :] += slopes
+            off += np.sqrt(((found.lean_otherwise() @ influence) ** 2).mean(axis=0))
             if len(values) > len(slopes):
                 centre = whole.weights @ whole.features / whole.weights.sum()
                 off[0] += slopes @ np.abs(centre)
@@ -227,6 +264,11 @@ class JointCells(OpenedPoints):
             )
             expected = estimator(found.weigh(found.drawn.expected, signed=signed))
             errors, off = again.standard_error, np.abs(again.mean - expected)
+            others = [
+                estimator(replace(sample, weights=np.maximum(sample.weights + moved, 0.0)))
+                for moved in found.lean_otherwise()
+            ]
+            off += np.sqrt(((np.array(others) - values) ** 2).mean(axis=0))
         errors = np.hypot(errors, found.doubt(estimator, sample, values))
         bias = off + np.abs(values - even) / 2.0
         labels = ["intercept", *found.sample.names][1 + len(found.sample.names) - len(values) :]
@@ -296,7 +338,7 @@ class JointCells(OpenedPoints):
         is_told = all(map(partial(points.is_resolved, table), range(len(names)), names))
         texts = [any(isinstance(each, str) for each in grid[name]) for name in names]
         labels = [
-            axis.cell.astype(np.float64) if text else axis.values
+            axis.cell.astype(float) if text else axis.values
             for axis, text in zip(table.axes, texts, strict=True)
         ]
         found, leaning = table.gather(table.leaning, labels)
@@ -326,6 +368,7 @@ class JointCells(OpenedPoints):
             sample=sample,
             leaning=leaning,
             even=table.gather(table.even, labels)[1],
+            tilted=[table.gather(table.leaning * table.tilt(k), labels)[1] for k in lines],
         )
 
     @property
@@ -334,29 +377,29 @@ class JointCells(OpenedPoints):
         return self.content["mechanism"]["cut"]
 
     @property
-    def _left_out(self) -> str:
-        return f"cells whose noisy count was below {self._cut} are left out"
-
-    @property
     def _noise(self) -> Mapping[str, float]:
         """The noise of a cell's count: its standard deviation, and its scale."""
         return self.content["accounting"]["noise"]["cells"]
 
-    def _count_lost(self, counts: Floats, cut: int) -> float:
-        """Return how many rows may be in cells that were left out, or were counted by noise alone.
+    def _count_lost(self, counts: Floats) -> tuple[float, list[str]]:
+        """Return how many rows may be in cells that were left out, or were counted by noise alone; and what to say of them.
 
         What is missing from the number of rows, and what the cut made of the noise: the mean of the
         part of it that reaches the cut from an empty cell, for every cell, and from the cut itself,
         for those listed below twice the cut; and two standard deviations.
         """
+        cut = self._cut
+        if cut is None:
+            return 0.0, []
+        said = [f"cells whose noisy count was below {cut} are left out: {_BOUNDS_HOLD}"]
         n_cells, n_rows = self.content["mechanism"]["cells"], self.content["n_rows"]["value"]
         if n_rows is None:
-            return float(cut * (n_cells - len(counts)))
+            return float(cut * (n_cells - len(counts))), said
         near = int((counts < 2 * cut).sum())
         selected = n_cells * self._moment_above(cut, 1) + near * self._moment_above(0, 1)
         of_rows = self.content["accounting"]["noise"].get("n_rows", {}).get("standard_deviation", 0)
         doubt = math.hypot(self._noise["standard_deviation"] * math.sqrt(len(counts)), of_rows)
-        return max(0.0, float(n_rows - counts.sum() + selected + 2.0 * doubt))
+        return max(0.0, float(n_rows - counts.sum() + selected + 2.0 * doubt)), said
 
     def _count_cells(
         self, first: pd.DataFrame, names: Sequence[str]
@@ -376,35 +419,30 @@ class JointCells(OpenedPoints):
         codes = {}
         for name, column in self.content["columns"].items():
             if name in cells and "edges" in column:
-                x = cells[name].to_numpy(dtype=np.float64, na_value=np.nan)
-                place = np.searchsorted(np.array(column["edges"], dtype=np.float64), x)
+                x = cells[name].to_numpy(float, na_value=np.nan)
+                place = np.searchsorted(np.array(column["edges"], float), x)
                 place = np.where(np.isnan(x), len(column["edges"]) + 1, place)
-                atoms = np.array(column["atoms"], dtype=np.float64)
+                atoms = np.array(column["atoms"], float)
                 codes[name] = np.where(np.isin(x, atoms), -1 - place, place)
             elif name in cells:
                 codes[name] = pd.factorize(cells[name], use_na_sentinel=False)[0]
         numbers = pd.DataFrame(codes).groupby(list(codes), sort=False).ngroup()
         return numbers.to_numpy(dtype=np.int64)
 
-    def _list_tail(self, least: int) -> tuple[Floats, Floats]:
-        """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""
-        scale = self._noise["scale"]
-        far = math.ceil(40 * scale)
-        x = np.arange(-far, least + far + 1, dtype=np.float64)
-        density = np.exp(-np.abs(x) / scale)
-        return x[x >= least], (density / density.sum())[x >= least]
-
     def _moment_above(self, least: int, k: int) -> float:
         """Return the k-th moment of a cell's noise where it is at least so much, and 0 elsewhere."""
-        x, probability = self._list_tail(least)
-        return float(probability @ x**k)
+        scale = self._noise["scale"]
+        far = math.ceil(40 * scale)  # further values do not matter
+        x = np.arange(-far, least + far + 1, dtype=float)
+        density = np.exp(-np.abs(x) / scale)
+        return float((density * x**k)[x >= least].sum() / density.sum())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenedCells(JointCells):
     """The cells of a perturbed histogram, each with a point and a noisy weight."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    holds_rows: ClassVar[bool] = False
+    refusals: ClassVar[Refusals] = {
         "npmle": (_NO_RANGES, "use histogram() or quantile()"),
         "regress": (_NO_RANGES, "use slope() or fit()"),
     }
@@ -412,25 +450,20 @@ class OpenedCells(JointCells):
     def _list_joint(self) -> tuple[pd.DataFrame, Floats]:
         cells, _ = self._read_cells()
         cell = self._number_cells(cells)
-        counts = np.bincount(cell, weights=cells[_WEIGHT]).astype(np.float64)
+        counts = np.bincount(cell, weights=cells[_WEIGHT]).astype(float)
         return cells.groupby(cell, sort=True).nth(0), np.rint(counts)
 
     def _points_of_listed(self, *names: str) -> Points:
         cells, dates = self._read_cells()
-        weights = cells[_WEIGHT].to_numpy(dtype=np.float64)
+        weights = cells[_WEIGHT].to_numpy(float)
         cell, n_rows = self._number_cells(cells), self._count_rows(weights)
-        lost, limits = 0.0, [_WIDTHS]
-        if self._cut is not None:
-            lost = self._count_lost(
-                np.bincount(cell, weights=weights).astype(np.float64), self._cut
-            )
-            limits.append(f"{self._left_out}: {_BOUNDS_HOLD}")
+        lost, said = self._count_lost(np.bincount(cell, weights=weights).astype(float))
         deviation = self._noise["standard_deviation"]
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
             first = cells.groupby(cell, sort=True).nth(0)
             frame, place, others = self._count_cells(first, chosen)
-            listed = np.bincount(place, minlength=len(frame)).astype(np.float64)
+            listed = np.bincount(place, minlength=len(frame)).astype(float)
             if self._cut is not None:
                 listed = listed + others * self._moment_above(self._cut, 2) / deviation**2
             return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2, sizes=listed)
@@ -441,7 +474,7 @@ class OpenedCells(JointCells):
             n_rows,
             noise=noise,
             lost=lost / n_rows,
-            limits=tuple(limits),
+            limits=(_WIDTHS, *said),
             dates=dates,
         )
 
@@ -453,11 +486,10 @@ class OpenedCells(JointCells):
         return cells.assign(**numbers), scales
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenedRecordsOfCells(JointCells):
     """Rows drawn from the cells of a perturbed histogram, in proportion to their noisy counts."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    refusals: ClassVar[Refusals] = {
         "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
         "regress": ("the release holds values, not ranges", "use slope()"),
         "fit": (
@@ -467,7 +499,7 @@ class OpenedRecordsOfCells(JointCells):
     }
 
     def _list_joint(self) -> tuple[pd.DataFrame, Floats]:
-        rows = self.to_pandas(
+        rows = self._read_rows(
             [name for name in self._types.names if name in self.content["columns"]]
         )
         scales = find_scales(rows)
@@ -478,8 +510,7 @@ class OpenedRecordsOfCells(JointCells):
 
     def _points_of_listed(self, *names: str) -> Points:
         frame, weights = self._read(names), np.ones(self.n_rows)
-        n_rows, (_, counts) = self._count_rows(weights), self._joint
-        lost = 0.0 if self._cut is None else self._count_lost(counts, self._cut)
+        n_rows, (lost, said) = self._count_rows(weights), self._count_lost(self._joint[1])
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
             table = self._list_cells(chosen)
@@ -496,7 +527,7 @@ class OpenedRecordsOfCells(JointCells):
             noise=noise,
             lost=lost / n_rows,
             fine=self._find_fine(names),
-            limits=(f"{self._left_out}: {_BOUNDS_HOLD}",) if self._cut is not None else (),
+            limits=tuple(said),
             dates=find_scales(frame),
         )
 
@@ -505,11 +536,11 @@ class OpenedRecordsOfCells(JointCells):
         return self._list_joint()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedTables(OpenedPoints):
     """Noisy tables of counts: each answers questions about its own columns."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    holds_rows: ClassVar[bool] = False
+    refusals: ClassVar[Refusals] = {
         "npmle": (_NO_ROWS, "use share() or histogram()"),
         "regress": (_NO_ROWS, "use slope()"),
         "fit": (
@@ -519,14 +550,14 @@ class OpenedTables(OpenedPoints):
     }
 
     def _plan(self, asked: Query) -> Callable[[], Any]:
-        self._find_table(asked.names)
-        return super(OpenedTables, self)._plan(asked)
+        self._find_table(self._sources(asked.names))
+        return super()._plan(asked)
 
     def _points(self, *names: str) -> Points:
         clique = self._find_table(names)
         label = " x ".join(clique)
-        rows = self.to_pandas(["table", "count"])
-        weights = rows["count"][rows["table"] == label].to_numpy(dtype=np.float64)
+        rows = self._read_rows(["table", "count"])
+        weights = rows["count"][rows["table"] == label].to_numpy(float)
         if len(weights) != math.prod(int(self._column(name)["cells"]) for name in clique):
             what = "does not have the cells that its card says"
             raise InputError(what, f"table {label!r}", "copy the whole folder again")
@@ -548,6 +579,45 @@ class OpenedTables(OpenedPoints):
         return min(
             found, key=lambda clique: math.prod(self._column(name)["cells"] for name in clique)
         )
+
+
+class OpenedPersonTables(OpenedTables):
+    """Noisy tables of persons with their rows, in which each person weighs 1.
+
+    Notes
+    -----
+    Errors take each person as one of its rows, drawn at random: what the draw of persons adds to
+    the mean of their own means is at most that, since a mean varies less than what it is of.
+    """
+
+    def _plan(self, asked: Query) -> Callable[[], Any]:
+        if asked.kind not in ("share", "crosstab", "mean"):
+            use = "use share(), crosstab() or mean()"
+            raise SpecError(_NO_PERSONS, f"{asked.kind}({', '.join(asked.names)})", use)
+        return super()._plan(asked)
+
+    def _put(self, asked: Query, values: Floats | None) -> Result:
+        found = super()._put(asked, values)
+        clique = self._find_table(self._sources(asked.names))
+        persons = self.content["mechanism"]["persons"]["parents"]
+        if asked.kind == "crosstab":  # a count whose total has noise, too, is no share of it
+            points = self._find_points(asked.names)
+            assert points.noise is not None
+            one = np.ones(len(points.weights))  # for each cell, to see how many are in a count
+            cells = replace(points, weights=one, n_rows=one.sum()).crosstab(*asked.names).estimate
+            noise = points.noise(asked.names).variance * points.n_rows**2 * cells
+            error = np.sqrt(noise + found.estimate.clip(lower=1.0))
+            found = replace(found, standard_error=error, drawn=None)
+        if {*clique} <= {*persons}:
+            return replace(found, of_table=True)
+        return replace(found, limits=(_ALIKE, *found.limits))
+
+    @property
+    def _is_counted(self) -> bool:
+        return False  # persons without rows are in some tables only
+
+    def _count_rows(self, weights: Floats) -> float:
+        return max(float(weights.sum()), 1.0)
 
 
 def _sum_table(

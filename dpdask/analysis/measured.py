@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, in_units, index_ranges
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats, Triple, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
 from dpdask.references.counts import AGAIN, label_table
@@ -23,7 +23,7 @@ _SURELY = 3.0  # standard deviations on each side of ends that nearly always hol
 _CUT = "an edge lies inside a cell, whose rows are taken to lie evenly in it; the bound on the bias is for any place of them"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class MeasuredAnswers:
     """The questions that `Points` answers, for one column."""
 
@@ -37,7 +37,7 @@ class MeasuredAnswers:
         name: str,
         *,
         values: Floats | None = None,
-        within: tuple[float, float] | None = None,
+        within: Ends | None = None,
     ) -> Result:
         """Return the mean of a column; see `Points.mean`."""
         column = self.column
@@ -86,7 +86,7 @@ class MeasuredAnswers:
         """Return the share of each level; see `Points.share`."""
         assert self.levels is not None
         parts = [self.column.share(each) for each in np.eye(len(self.levels))]
-        found = _gather(parts, self.limits, pd.Index(list(self.levels), name=name))
+        found = _gather(parts, self.limits, pd.Index(self.levels, name=name))
         return replace(found, drawn=(max(self.column.total, 1.0), 1.0))
 
     def histogram(self, name: str, edges: Floats) -> Result:
@@ -126,8 +126,8 @@ def place_in_cells(
     low: Floats,
     high: Floats,
     usual: Floats,
-    within: tuple[float, float],
-) -> tuple[Floats, Floats, Floats]:
+    within: Ends,
+) -> Triple:
     """Return the mean of the clipped values in the cell of each point, its standard error, and how much further off it may be, by the fine counts of all rows.
 
     Where these tell less, it is the usual one, which a model of them gives, in doubt by its distance
@@ -140,7 +140,7 @@ def place_in_cells(
     for first, last in {(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b}:
         here = (low == first) & (high == last)
         inside = (middle >= first) & (middle <= last) & ~fine.is_single
-        mean, error = fine.ratio(clipped * inside, inside.astype(np.float64))
+        mean, error = fine.ratio(clipped * inside, inside.astype(float))
         least, most = np.clip((first, last), *within)
         own = float(usual[here][0])
         own = own if least < own < most else (least + most) / 2.0
@@ -163,30 +163,35 @@ def average_margin(
 
     Each is weighted by its inverse variance, which is that of a count times those that are summed.
     """
-    found, weight = np.zeros(sizes[name]), 0.0
-    own = measured.get(label_table(name))
-    tables = [] if own is None else [(own["count"].to_numpy(), own["standard_deviation"][0], 1)]
+    own, tables = measured.get(label_table(name)), []
+    if own is not None:
+        tables.append((own["count"].to_numpy(), own["standard_deviation"][0].as_py(), 1))
     for other in (each for each in sizes if each != name):  # in one order: sums are rounded
         pair = average_pair(measured, (name, other), [sizes[name], sizes[other]])
         if pair is not None:
             summed = pair[0].reshape(sizes[name], -1).sum(axis=1)
             tables.append((summed, math.sqrt(pair[1]), sizes[other]))
-    for counts, spread, n_summed in tables:
-        part = float(spread.as_py() if isinstance(spread, pa.Scalar) else spread) ** -2 / n_summed
-        found, weight = found + part * counts, weight + part
-    if not weight:
+    if not tables:
         return None
-    places = np.arange(len(found), dtype=np.float64)
+    found, deviation = average_tables(tables)
+    places = np.arange(len(found), dtype=float)
     return MeasuredColumn(
         low=places,
         high=places,
-        is_null=np.zeros(len(found), dtype=np.bool_),
+        is_null=np.zeros(len(found), bool),
         singles=np.zeros(0),
-        levels=[found / weight],
-        deviation=weight**-0.5,
+        levels=[found],
+        deviation=deviation,
         n_rows=n_rows,
         is_whole=False,
     )
+
+
+def average_tables(tables: Sequence[tuple[Floats, float, int]]) -> tuple[Floats, float]:
+    """Return the averages of counts by inverse variance, and their standard deviation: of each table its counts, that of one count, and how many of them each is the sum of."""
+    weights = np.array([1.0 / (deviation**2 * n) for _, deviation, n in tables])
+    counts = weights @ np.array([each for each, *_ in tables])
+    return counts / weights.sum(), float(weights.sum() ** -0.5)
 
 
 def average_pair(
@@ -201,7 +206,7 @@ def average_pair(
         for end in ("", AGAIN):
             rows = measured.get(label_table(*names) + end)
             if rows is not None:
-                table = rows["count"].to_numpy().astype(np.float64).reshape(shape)
+                table = rows["count"].to_numpy().astype(float).reshape(shape)
                 weight = rows["standard_deviation"][0].as_py() ** -2
                 found += weight * (table if names == pair else table.T).ravel()
                 weights += weight
@@ -216,7 +221,7 @@ def _gather(
 ) -> Result:
     """Return estimates as one result: of an index as Series."""
     table = [(each.estimate, each.standard_error, each.bias_bound) for each in parts]
-    columns = np.array(table, dtype=np.float64).T
+    columns = np.array(table, float).T
     if index is None:
         estimate, error, bias = in_units(scale, *map(float, columns[:, 0]))
     else:

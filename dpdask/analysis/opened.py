@@ -1,35 +1,37 @@
-"""`dpdask.open`, and an opened release: its table, its card, and the questions that any release may be asked; each kind of release answers some of them."""
+"""An opened release: its table, its card, and the questions that any release may be asked; each kind of release answers some of them."""
 
 from __future__ import annotations
 
 import copy
-import difflib
-import importlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.analysis.results import N_BINS, Query, clip_to
+from dpdask.analysis.results import N_BINS, NO_LINE, Query, clip_to, plot_all
 from dpdask.analysis.results import Result as Result
-from dpdask.arrays import Floats
+from dpdask.analysis.subset import Derived, Subset
+from dpdask.arrays import Ends, Floats
 from dpdask.codec import count_spans, is_dated, is_real, is_span
+from dpdask.documents import suggest
 from dpdask.engine.lazy import read_frame, read_shards, record_frame
 from dpdask.engine.source import Frame
-from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.errors import InputError, OutputError, SpecError, list_names
+from dpdask.html import make_html_table
 from dpdask.inference.m_estimators import WeightedSample
-from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, MODEL, Manifest, ShardWriter
+from dpdask.io.shards import MEASURED, META, MODEL, ShardWriter
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
+from dpdask.mechanisms.card import microseconds_of, say_date
 from dpdask.references.counts import read_counts
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
@@ -48,20 +50,13 @@ QUESTIONS = (
     "fit",
 )
 OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
-OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
-_POSSIBLE = {"share": (0.0, 1.0), "histogram": (0.0, math.inf), "crosstab": (0.0, math.inf)}
+OF_SEVERAL = ("crosstab", "slope", "intercept", "r_squared", "regress", "fit")
+_POSSIBLE = {"share": (0.0, 1.0), "r_squared": (-1.0, 1.0)}
+_POSSIBLE |= dict.fromkeys(("histogram", "crosstab", "count"), (0.0, math.inf))
+Refusals: TypeAlias = Mapping[str, tuple[str, str]]  # by question, why not, and what to use
 _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
-# by the shape of a release, its class, whose module is imported when it is asked for
-_KINDS = {
-    "rows": ("rows", "OpenedRows"),
-    "records": ("records", "OpenedRecords"),
-    "records of cells": ("cells", "OpenedRecordsOfCells"),
-    "cells": ("cells", "OpenedCells"),
-    "tables": ("cells", "OpenedTables"),
-    "ranges": ("ranges", "OpenedRanges"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -82,8 +77,14 @@ class OpenedRelease:
     """The card, as plain values."""
     ending: str = ""
     """What the names of the files beside the card end with, where a folder holds several releases."""
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    """Columns that are made of released ones, by name: groups of rows."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    # what plain use of the released rows gets wrong; nothing of others
+    plain_use: ClassVar[str] = ""
+    joins_private: ClassVar[bool] = True  # whether private columns may decide on groups of rows
+    holds_rows: ClassVar[bool] = True  # whether what is released are rows, each as one of the table
+    refusals: ClassVar[Refusals] = {}
 
     @property
     def card(self) -> dict[str, Any]:
@@ -92,8 +93,9 @@ class OpenedRelease:
 
     @cached_property
     def _types(self) -> pa.Schema:
-        """The released columns, as the first shard has them."""
-        return read_schema(self.folder, self.shards[0])
+        """The released columns, as the first shard has them, and those that are made of them."""
+        found = read_schema(self.folder, self.shards[0])
+        return pa.schema([*found, *(pa.field(name, pa.string()) for name in self.derived)])
 
     @cached_property
     def _measured(self) -> Mapping[str, pa.Table]:
@@ -133,8 +135,12 @@ class OpenedRelease:
     @property
     def columns(self) -> pd.DataFrame:
         """A row for each column of the original table: its role, its kind, its domain, and which questions it answers."""
+        return self._describe(self.content["columns"])
+
+    def _describe(self, names: Iterable[str]) -> pd.DataFrame:
         rows = {}
-        for name, column in self.content["columns"].items():
+        for name in names:
+            column = self.content["columns"][name]
             levels, bounds = column.get("levels"), column.get("bounds")
             ends = " to ".join(
                 say_date(bound, column.get("numbers")) or str(bound) for bound in bounds or ()
@@ -142,15 +148,9 @@ class OpenedRelease:
             domain = ends if levels is None else f"{len(levels)} levels"
             offered = (self._offer(question, name) for question in QUESTIONS)
             answers = ", ".join(filter(None, offered))
-            rows[name] = {
-                "role": column["role"],
-                "kind": column.get("kind") or "",
-                "domain": domain,
-                "answers": answers,
-            }
-        return pd.DataFrame.from_dict(
-            rows, orient="index", columns=["role", "kind", "domain", "answers"]
-        )
+            rows[name] = column["role"], column.get("kind") or "", domain, answers
+        titles = ["role", "kind", "domain", "answers"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=titles)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the released table as a pandas frame, or some of its columns.
@@ -164,7 +164,13 @@ class OpenedRelease:
         ------
         SpecError
             If it is not a list of released columns.
+
+        Warns
+        -----
+        UserWarning
+            Once for each place in a program, if plain averages of these rows are biased.
         """
+        self._warn_of_plain_use()
         if columns is None:
             return read_shards(self.folder, self.shards, None)
         if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -173,16 +179,32 @@ class OpenedRelease:
                 "to_pandas",
                 'write it as in to_pandas(["age", "city"])',
             )
-        chosen, held = list(columns), self._types.names
+        chosen, held = list(columns), read_schema(self.folder, self.shards[0]).names
         missing = next((name for name in chosen if name not in held), None)
         if missing is not None:
-            some = f"use some of {', '.join(held[:_SHOWN])}{', …' if len(held) > _SHOWN else ''}"
-            raise SpecError(
-                "no released column has this name",
-                f"to_pandas, column {missing!r}",
-                _suggest(missing, held) or some,
-            )
+            what, some = "no released column has this name", list_names(held, _SHOWN)
+            use = suggest(missing, held, f"use some of {some}")
+            raise SpecError(what, f"to_pandas, column {missing!r}", use)
         return read_shards(self.folder, self.shards, chosen)
+
+    def _warn_of_plain_use(self) -> None:
+        """Say what plain use gets wrong, of rows with noise beside others, where the caller made the frame."""
+        roles = [column["role"] for column in self.content["columns"].values()]
+        if self.plain_use and "privatised" in roles and len(roles) > 1:
+            warnings.warn(self.plain_use, UserWarning, stacklevel=3)
+
+    def _read_rows(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return released columns, and those that are made of them."""
+        if not self.derived.keys() & set(names):
+            return read_shards(self.folder, self.shards, list(names))
+        rows = read_shards(self.folder, self.shards, self._sources(names))
+        made = {name: self.derived[name].of_rows(rows) for name in names if name in self.derived}
+        return rows.assign(**made)[list(names)]
+
+    def _sources(self, names: Sequence[str]) -> list[str]:
+        """Return columns, each that is made of others replaced by these."""
+        parts = (self.derived[n].names if n in self.derived else (n,) for n in names)
+        return list(dict.fromkeys(each for part in parts for each in part))
 
     @cached_property
     def _held(self) -> dict[str, pd.Series]:
@@ -199,7 +221,7 @@ class OpenedRelease:
         return pd.DataFrame({name: self._held[name] for name in names}, copy=False)
 
     def _read_numbers(self, names: Sequence[str]) -> pd.DataFrame:
-        frame = self.to_pandas(names)
+        frame = self._read_rows(names)
         for name in names:
             type_, part = self._types.field(name).type, self.content["columns"].get(name, {})
             if is_span(type_) and part.get("role") != "kept":
@@ -207,11 +229,17 @@ class OpenedRelease:
         return frame
 
     def to_dask(self) -> Frame:
-        """Return the released table as a lazy Dask frame, with a partition for each shard."""
+        """Return the released table as a lazy Dask frame, with a partition for each shard; it warns as `to_pandas` does."""
+        self._warn_of_plain_use()
         return read_frame(self.folder, self.shards)
 
     def sample(
-        self, n_rows: int | None = None, *, where: str | None = None, seed: int | None = None
+        self,
+        n_rows: int | None = None,
+        *,
+        where: str | None = None,
+        like: Any = None,
+        seed: int | None = None,
     ) -> pd.DataFrame:
         """Return further records of the model that the release publishes, without a job, an input or ε.
 
@@ -223,21 +251,25 @@ class OpenedRelease:
             Which records are wanted, for instance `'sex = "F" and age >= 65'`: comparisons with `=`,
             `!=`, `<`, `<=`, `>`, `>=`, `in (…)`, `not in (…)`, `is null` and `is not null`, joined by
             `and` and, more loosely, `or`; a name of several words stands in backticks. All if None.
+        like
+            A public frame of some of the columns, instead of `n_rows` and `where`: each of its rows
+            has a record with its values, in its order.
         seed
             Decides the records, in [0, 2**64); by default a fresh one.
 
         Returns
         -------
         pandas.DataFrame
-            The records; `attrs["acceptance"]` is the part of the model's records that meets `where`.
+            The records; `attrs["acceptance"]` is the part of the model's records that meets `where`,
+            or is like some row of the frame.
 
         Raises
         ------
         SpecError
-            If the release publishes no model, a number is out of range, or the condition cannot be
-            read or met.
+            If the release publishes no model, a number is out of range, the condition cannot be read
+            or met, or the frame has other columns or values than the release.
         """
-        model, drawn = self._draw(n_rows, where, seed)
+        model, drawn = self._draw(n_rows, where, seed, like)
         parts, shares = zip(*drawn, strict=True)
         rows = pa.Table.from_batches([each for part in parts for each in part], model.types)
         frame = record_frame(model, rows, 0)
@@ -279,10 +311,10 @@ class OpenedRelease:
         return writer.close().n_rows, float(np.mean(shares))
 
     def _draw(
-        self, n_rows: int | None, where: str | None, seed: int | None
+        self, n_rows: int | None, where: str | None, seed: int | None, like: Any = None
     ) -> tuple[RecordRelease, Iterator[tuple[list[pa.RecordBatch], float]]]:
         """Return the model, and what yields its records block by block, each with its acceptance; refuse what is wrong at once."""
-        del n_rows, where, seed
+        del n_rows, where, seed, like
         raise self._no_model()
 
     def _no_model(self) -> SpecError:
@@ -358,7 +390,7 @@ class OpenedRelease:
             A kept column whose levels make the groups, for ranges; elsewhere `mean` has groups.
         """
         try:
-            found = np.atleast_1d(np.asarray(q, dtype=np.float64))
+            found = np.atleast_1d(np.asarray(q, float))
         except (TypeError, ValueError):
             found = np.zeros(0)
         if found.ndim != 1 or not found.size or not ((found > 0) & (found < 1)).all():
@@ -396,11 +428,79 @@ class OpenedRelease:
         """
         return self._ask("slope", response, *features)
 
+    def intercept(self, response: str, *features: str) -> Result:
+        """Return the intercept of the linear regression whose slopes `slope` has.
+
+        Parameters
+        ----------
+        response
+            The column that is explained.
+        features
+            The columns that explain it.
+        """
+        return self._ask("intercept", response, *features)
+
+    def r_squared(self, response: str, feature: str) -> Result:
+        """Return R² of a linear regression on one column: which part of the variance the line explains.
+
+        Parameters
+        ----------
+        response
+            The column that is explained.
+        feature
+            The column that explains it.
+
+        Notes
+        -----
+        It is the square of the correlation, and so are the ends of its interval: near 0 the square itself is far from normal. No standard error is given.
+        """
+        return self._ask("r_squared", response, feature).square()
+
+    def where(self, condition: str) -> Subset:
+        """Return the rows that meet a condition, of which `count`, `mean` and `sum` may be asked.
+
+        Parameters
+        ----------
+        condition
+            Such as `'town = "A" and years >= 3'`, as for `sample`.
+        """
+        return Subset(opened=self, conditions=(condition,))
+
+    def groupby(self, columns: str | Sequence[str]) -> Subset:
+        """Return the rows in groups, of which `count`, `mean` and `sum` may be asked.
+
+        Parameters
+        ----------
+        columns
+            The columns whose levels make the groups, together.
+        """
+        return Subset(opened=self).groupby(columns)
+
+    def plot(self, columns: Sequence[str] | None = None) -> Any:
+        """Draw the distribution of each column with its 95 % intervals, and return the axes, a list; it needs matplotlib.
+
+        Parameters
+        ----------
+        columns
+            Their names; the first twelve with noise that can be drawn if None.
+        """
+        every = self.content["columns"]
+        private = self._list_private(every)
+        found = dict[str, Result]()
+        for name in private if columns is None else columns:
+            is_of_levels = self._is_kept(name) or self._levels(name) is not None
+            try:
+                found[name] = (self.share if is_of_levels else self.histogram)(name)
+            except SpecError:
+                if columns is not None:
+                    raise
+        return plot_all(dict(islice(found.items(), _SHOWN)))
+
     def npmle(
         self,
         column: str,
         *,
-        support: tuple[float, float] | None = None,
+        support: Ends | None = None,
         knots: Sequence[float] | None = None,
     ) -> NPMLE:
         """Return the distribution under which a column's released ranges are most likely.
@@ -460,14 +560,10 @@ class OpenedRelease:
         """Answer a question about columns, or refuse it in one line."""
         for name in names:
             if isinstance(name, Iterable) and not isinstance(name, str):
-                first = (
-                    next((each for each in name if isinstance(each, str)), None)
-                    if isinstance(name, list | tuple)
-                    else None
-                )
-                hint = (
-                    "give its name, a text" if first is None else f"give a name such as {first!r}"
-                )
+                # a set has no first one
+                listed = name if isinstance(name, list | tuple) else ()
+                texts = [each for each in listed if isinstance(each, str)]
+                hint = f"give a name such as {texts[0]!r}" if texts else "give its name, a text"
                 raise SpecError(
                     "one column is expected", f"{question}, a {type(name).__name__}", hint
                 )
@@ -501,10 +597,10 @@ class OpenedRelease:
         """Return what computes an answer; refuse a question that the release does not answer, by its card and types alone."""
         raise NotImplementedError
 
-    def _is_offered(self, question: str, name: str) -> bool:
-        """Return whether a column answers a question, alone or with some other column, by asking."""
+    def _offer(self, question: str, name: str) -> str:
+        """Return how a question that a column answers, alone or with some other column, is asked; an empty text if it answers none."""
         if self._is_computed(name):
-            return False
+            return ""
         asked: list[tuple[str, ...]] = [(name,)]
         if question in OF_SEVERAL:
             asked = [(name, other) for other in self._partners(name)]
@@ -515,12 +611,8 @@ class OpenedRelease:
                 continue
             with suppress(SpecError):
                 self._plan(Query(kind=question, names=names))
-                return True
-        return False
-
-    def _offer(self, question: str, name: str) -> str:
-        """Return how a question that a column answers is asked; an empty text if it answers none."""
-        return question if self._is_offered(question, name) else ""
+                return question
+        return ""
 
     def _partners(self, name: str) -> list[str]:
         """Return the columns of the tables that a column is in, and two of each other sort.
@@ -543,8 +635,6 @@ class OpenedRelease:
                 column["role"],
                 column.get("kind"),
                 column.get("parent") is None,
-            )
-            sort += (
                 None in (self._levels(name) or ()),
                 self._has_numbers(name),
                 self._is_of_dates(name),
@@ -561,7 +651,7 @@ class OpenedRelease:
 
     def _refusal(self, question: str, *names: str) -> SpecError:
         """Return what says why a question is not answered, and what to use."""
-        why, use = self.refusals[question]
+        why, use = self.refusals.get(question, (NO_LINE, "use slope() and mean()"))
         return SpecError(why, f"{question}({', '.join(names)})", use)
 
     def _no_groups(self, question: str, column: str, by: str) -> SpecError:
@@ -582,18 +672,23 @@ class OpenedRelease:
         """Return a column's part of the card; refuse a name that is not there."""
         columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]
         if not isinstance(name, str) or name not in columns:
-            raise SpecError(
-                "the release has no such column",
-                f"column {name!r}",
-                _suggest(name, columns) or "see `.columns`",
-            )
+            use = suggest(name, columns, "see `.columns`")
+            raise SpecError("the release has no such column", f"column {name!r}", use)
         return columns[name]
 
     def _is_computed(self, name: str) -> bool:
         return bool(self._column(name)["role"] == "computed")
 
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the number of rows is public, and has no noise."""
+        return bool((self.content.get("n_rows") or {"exact": True})["exact"])
+
     def _is_kept(self, *names: str) -> bool:
         return all(self._column(name)["role"] == "kept" for name in names)
+
+    def _list_private(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self._is_kept(name)]
 
     def _levels(self, name: str) -> tuple[Any, ...] | None:
         levels = self._column(name).get("levels")
@@ -609,15 +704,7 @@ class OpenedRelease:
         if not self._is_kept(name):
             return True
         type_ = self._types.field(name).type if name in self._types.names else pa.null()
-        return any(
-            is_one(type_)
-            for is_one in (
-                pa.types.is_integer,
-                is_real,
-                pa.types.is_date,
-                pa.types.is_timestamp,
-            )
-        )
+        return pa.types.is_integer(type_) or is_real(type_) or is_dated(type_)
 
     def _is_of_dates(self, name: str) -> bool:
         """Return whether a column without levels holds dates, as the card or the first shard says."""
@@ -625,6 +712,14 @@ class OpenedRelease:
             return False
         released = name in self._types.names and is_dated(self._types.field(name).type)
         return released or microseconds_of(self._column(name).get("numbers")) is not None
+
+    def _repr_html_(self) -> str:
+        names = list(self.content["columns"])
+        shown = self._describe(names[:_SHOWN])
+        more = f" … and {len(names) - _SHOWN:,} more columns" if len(names) > _SHOWN else ""
+        rows = ((name, *row) for name, row in zip(shown.index, shown.to_numpy(), strict=True))
+        text = f"{self.content['guarantee']['text']}{more}"
+        return make_html_table(repr(self), ["column", *shown.columns], rows, text)
 
     def __repr__(self) -> str:
         kind, promised = self.content["mechanism"]["kind"], self.content["guarantee"]["epsilon"]
@@ -636,95 +731,3 @@ class OpenedRelease:
             if column["role"] == "privatised"
         ]
         return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
-
-
-def _suggest(name: object, names: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else None
-
-
-def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
-    path: str, *, card: str | None = None, storage: Mapping[str, Mapping[str, Any]] | None = None
-) -> OpenedRelease:
-    """Return a release from its output folder, ready for analysis; it reads the card and the manifest, and no row.
-
-    Parameters
-    ----------
-    path
-        The output folder of a job, a path or any fsspec URL.
-    card
-        The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if
-        there are several releases.
-    storage
-        How its store is opened, as the `storage` of a job; the environment decides if not given.
-        The options hold for all later calls in this process that use the same bucket.
-
-    Raises
-    ------
-    InputError
-        If there is no release, or no such card, or the card is another's.
-    SpecError
-        If the folder holds several releases, each with its own card, and none is named.
-
-    Examples
-    --------
-    >>> import dpdask
-    >>> try:
-    ...     dpdask.open("out/nothing-here")
-    ... except dpdask.InputError as error:
-    ...     print(error.what)
-    there is no finished release here
-    """
-    url = absolute_url(str(path))
-    if storage is not None:
-        set_options(by_root(check_options(dict(storage)), [url]))
-    folder = Folder(url)
-    manifest, read, ending = _read(folder, str(path), card)
-    shape: str = find_guidance(read).shape(read)
-    if shape not in _KINDS:
-        what = f"releases of the mechanism {read.mechanism.kind!r} cannot be opened"
-        raise SpecError(what, str(path), "read the Parquet files")
-    if shape == "records" and "cells_listed" in read.mechanism.details:
-        shape = "records of cells"
-    module, name = _KINDS[shape]
-    kind: type[OpenedRelease] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    shards = tuple(shard.name for shard in manifest.shards)
-    return kind(
-        folder=folder,
-        shards=shards,
-        n_rows=manifest.n_rows,
-        content=read.to_dict(),
-        ending=ending,
-    )
-
-
-def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card, str]:
-    """Return the manifest and the card of a release in a folder, and what its files' names end with: of the only one, or of that whose card has this name."""
-    prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
-    names = [
-        name
-        for name in folder.child(META).names()
-        if name.startswith(prefix) and name.endswith(f".{suffix}")
-    ]
-    if not names:
-        use = "give the output folder of a job; `dpdask status` shows its state"
-        raise InputError("there is no finished release here", path, use)
-    start = CARD_NAME.removesuffix(".json").removeprefix(f"{META}/")
-    cards = {start + name.removeprefix(prefix): name for name in names}
-    listed = f"its cards are {', '.join(sorted(cards)[:3])}{', …' if len(cards) > 3 else ''}"
-    if card is not None and card not in cards:
-        raise InputError(f"there is no release with the card {card!r} here", path, listed)
-    if card is None and len(names) > 1:
-        raise SpecError(
-            f"this folder holds {len(names):,} releases, each with its own card and its own noise",
-            path,
-            f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; {listed}",
-        )
-    chosen = card or next(iter(cards))
-    manifest, where = Manifest.read(folder, f"{META}/{cards[chosen]}"), f"{META}/{chosen}"
-    data = folder.read(where, replaced=True)
-    if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
-        what = "this card is not the one that the manifest names"
-        raise InputError(what, f"{path}/{where}", "copy the whole folder again")
-    ending = chosen.removeprefix(start).removesuffix(".json")
-    return manifest, Card.read(data, f"{path}/{where}"), ending

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,21 +29,23 @@ from dpdask.analysis.values import (
     read_within,
     without_levels,
 )
-from dpdask.arrays import Floats
-from dpdask.errors import SpecError
+from dpdask.arrays import Ends, Floats, Pair
+from dpdask.errors import SpecError, list_names
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.references.counts import label_table
 
 _SHOWN = 12
 AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
+_LINES = ("intercept", "r_squared")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedPoints(OpenedRelease):
     """A release whose estimates are weighted averages of points, or sums of noisy counts."""
 
     # whether shares of levels come from a column's own noisy counts, which no other table tells
     measures_levels: ClassVar[bool] = False
+    # how many columns noisy tables have at most
+    most_joined: ClassVar[int | None] = None
 
     def _points(self, *names: str) -> Points:
         """Return the points of some columns."""
@@ -57,11 +59,11 @@ class OpenedPoints(OpenedRelease):
         for name in {"share": names, "crosstab": names, "mean": others}.get(kind, ()):
             if self._levels(name) is None and not self._is_kept(name):
                 raise without_levels(name)
-        if kind in ("histogram", "quantile", "slope"):
+        if kind in ("histogram", "quantile", "slope", *_LINES):
             self._check_no_texts(names)
-        if kind not in AVERAGES:
+        if kind not in (*AVERAGES, *_LINES, "count"):
             raise self._refusal(kind, *names)
-        if kind == "slope":
+        if kind in ("slope", *_LINES):
             self._check_no_dates(names)
         values = self._level_values(first, asked.values, asked.within) if kind == "mean" else None
         return partial(self._put, asked, values)
@@ -69,17 +71,46 @@ class OpenedPoints(OpenedRelease):
     def _put(self, asked: Query, values: Floats | None) -> Result:
         """Answer by the noisy counts of a column, where they are released and it is alone, else by points."""
         first, *others = asked.names
-        measured = None if asked.kind in ("crosstab", "slope") else self._find_measured(first)
+        is_joint = asked.kind in ("crosstab", "slope", "count", *_LINES)
+        measured = None if is_joint else self._find_measured(first)
         if others and measured is not None and values is None and asked.within is None:
             measured.check_mean(first)
-        answers = self._points(*asked.names) if others or measured is None else measured
+        answers = self._find_points(asked.names) if others or measured is None else measured
         scale = answers.dates.get(first)
         ends = self._check_within(first, asked.within, scale)
         edges = self._edges(first, asked.bins, scale) if asked.kind == "histogram" else None
         return asked.put(answers, values=values, ends=ends, edges=edges)
 
+    def _find_points(self, names: Sequence[str]) -> Points:
+        """Return the points of some columns, with the groups that are made of them."""
+        made = {name: self.derived[name] for name in names if name in self.derived}
+        if not made or not self.joins_private:
+            return self._points(*names)
+        read = self._sources(names)
+        if len(read) > (self.most_joined or len(read)):
+            what = f"its noisy tables have {self.most_joined} columns each, and the error of the model for {len(read)} columns together is not known"
+            use = "ask about fewer columns, or with approximate=True"
+            raise SpecError(what, ", ".join(read), use)
+        points = self._points(*read)
+
+        def add(frame: pd.DataFrame, *, ends: Mapping[str, Pair]) -> pd.DataFrame:
+            codes = {name: each.of_cells(frame, ends) for name, each in made.items()}
+            return frame.assign(**codes)
+
+        def noise(chosen: Sequence[str]) -> NoisyCells:
+            assert points.noise is not None
+            cells = points.noise(self._sources(chosen))
+            return replace(cells, frame=add(cells.frame, ends={}))
+
+        return replace(
+            points,
+            frame=add(points.frame, ends=points.ends),
+            levels={**points.levels, **{name: each.labels for name, each in made.items()}},
+            noise=points.noise and noise,
+        )
+
     def _offer(self, question: str, name: str) -> str:
-        found = super(OpenedPoints, self)._offer(question, name)
+        found = super()._offer(question, name)
         if found != "mean" or self._levels(name) is not None:
             return found
         measured = self._find_measured(name)
@@ -129,11 +160,8 @@ class OpenedPoints(OpenedRelease):
     def _check_no_dates(self, names: Sequence[str]) -> None:
         for name in names:
             if self._is_of_dates(name):
-                raise SpecError(
-                    "holds dates, and slopes of dates are not supported",
-                    f"column {name!r}",
-                    "use mean(), quantile() or histogram()",
-                )
+                what = "holds dates, and slopes of dates are not supported"
+                raise SpecError(what, f"column {name!r}", "use mean(), quantile() or histogram()")
 
     def _check_no_texts(self, names: Sequence[str]) -> None:
         for name in names:
@@ -144,7 +172,7 @@ class OpenedPoints(OpenedRelease):
 
     def _check_within(
         self, name: str, within: Sequence[Any] | None, scale: DateScale | None = None
-    ) -> tuple[float, float] | None:
+    ) -> Ends | None:
         """Return the two numbers that values are clipped to."""
         if within is None:
             return None
@@ -164,9 +192,7 @@ class OpenedPoints(OpenedRelease):
                     "`values` are for a column with levels", f"mean({name})", "leave them out"
                 )
             return None
-        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (
-            ", …" if len(levels) > _SHOWN else ""
-        )
+        shown = list_names(["null" if each is None else str(each) for each in levels], _SHOWN)
         if values is None:
             if not all(isinstance(level, int | float | None) for level in levels):
                 raise SpecError(
@@ -176,7 +202,7 @@ class OpenedPoints(OpenedRelease):
                 )
             values = [math.nan if level is None else float(level) for level in levels]
         try:
-            found = np.asarray(values, dtype=np.float64)
+            found = np.asarray(values, float)
         except (TypeError, ValueError):
             found = np.zeros(0)
         if found.shape != (len(levels),) or np.isinf(found).any():
@@ -188,7 +214,7 @@ class OpenedPoints(OpenedRelease):
         ends = self._check_within(name, within)
         return found if ends is None else np.clip(found, *ends)
 
-    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+    def _bounds_of(self, name: str) -> Ends | None:
         """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
         bounds = self._column(name).get("bounds")
         return None if bounds is None else (float(bounds[0]), float(bounds[1]))
@@ -202,13 +228,8 @@ class OpenedPoints(OpenedRelease):
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}
 
-    def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    def _bounds(self, names: Sequence[str]) -> dict[str, Ends]:
         return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
-
-    def _find_scales(self, names: Sequence[str]) -> dict[str, DateScale]:
-        """Return how the card counts the dates of each column of dates."""
-        scales = {name: DateScale.of_card(self._column(name)) for name in names}
-        return {name: scale for name, scale in scales.items() if scale is not None}
 
     def _make_points(
         self, frame: pd.DataFrame, weights: Floats, n_rows: float, **more: Any
@@ -224,6 +245,7 @@ class OpenedPoints(OpenedRelease):
             frame=frame,
             weights=weights,
             n_rows=n_rows,
+            is_counted=self._is_counted,
             levels=self._level_map(list(columns)),
             ends=ends,
             bounds=self._bounds(list(columns)),
@@ -236,12 +258,13 @@ class OpenedPoints(OpenedRelease):
         """Return the cells of the table of some columns, whose counts have independent noise."""
         frame, n_rows = self._list_cells(names), self._count_rows(counts)
         noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
+        scales = {name: DateScale.of_card(self._column(name)) for name in names}
         return self._make_points(
             frame,
             counts,
             n_rows,
             noise=lambda _: noisy,
-            dates=self._find_scales(names),
+            dates={name: scale for name, scale in scales.items() if scale is not None},
             fine=self._find_fine(names),
             **more,
         )
@@ -256,9 +279,10 @@ class OpenedPoints(OpenedRelease):
         return pd.DataFrame(list(itertools.product(*lines)), columns=list(names))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class KeptColumns(OpenedPoints):
     """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
+
+    joins_private: ClassVar[bool] = False
 
     def _points(self, *names: str) -> Points:
         frame = self._read(names)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS, place_in_cells
-from dpdask.analysis.results import Result
+from dpdask.analysis.results import NO_LINE, TABLES, Result
 from dpdask.analysis.values import (
     DateScale,
     NoisyCells,
@@ -29,16 +29,17 @@ from dpdask.analysis.values import (
     to_numbers,
     without_levels,
 )
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
-from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, count_points, find_slope
+from dpdask.inference.placed import APART, UNRESOLVED, Axis, PlacedTable, count_points, find_line
 from dpdask.inference.tallies import Codes, add_up
 
-MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias is half the difference to no dependence there"
+MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias allows for a weak dependence of another kind there, but is not proven"
 NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"
 NO_VARIANCE = "the variance of the feature cannot be told from the noise"
+OTHERS = "use other columns, or release with a larger epsilon"
 _SPIKES = 0.25  # the share of the rows that stand out of the cells beside theirs
 _VARIES = 4.0  # standard deviations of its noise that the variance of a feature has at least
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
@@ -60,25 +61,26 @@ _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding 
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Points:
     """Released points with weights, and what their error is made of."""
 
     frame: pd.DataFrame  # the points, by column; a null is missing
     weights: Floats  # counts of rows, which may be negative
     n_rows: float  # of the table, or about
+    is_counted: bool = field(default=True, kw_only=True)  # whether this number is exact
     # what the variance of one value is multiplied by: 1 / rows for a table of rows, more where
     # records were drawn once more
     sampling: float
     levels: Mapping[str, Sequence[object]]  # of each column that has levels
     # by column, the least and the greatest value that a point's rows may have, NaN of a null; no
     # column if points are the rows' values
-    ends: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    ends: Mapping[str, Pair] = field(default_factory=dict)
     # by column of cells, the fine counts of all rows, which tell where in a cell they lie
     fine: Mapping[str, MeasuredColumn] = field(default_factory=dict)
     # by column, how far the rank of a released value may be off
     rank_errors: Mapping[str, float] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    bounds: Mapping[str, Ends] = field(default_factory=dict)
     # the noisy cells of some columns; None if no noise was added to counts
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
     # by column of numbers, at most what standard deviation the noise of the counts gives the share
@@ -96,7 +98,7 @@ class Points:
         name: str,
         by: str | None = None,
         values: Floats | None = None,
-        within: tuple[float, float] | None = None,
+        within: Ends | None = None,
     ) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
@@ -117,7 +119,8 @@ class Points:
         groups = self._levels_of(by) if by is not None else [None]
         n = len(groups)
         code, x = group(self.frame), number(self.frame) if placed is None else placed
-        moved, shift = self._lean(name, None if values is not None else by, x, ends, beyond)
+        lean = self._lean(name, None if values is not None else by, x, ends, beyond)
+        moved = lean[0]
         here = np.isfinite(x)
         x, code, weights = (x + moved)[here], code[here], self.weights[here] / self.weights.sum()
         cells = self._cells([name] if by is None else [name, by])
@@ -137,8 +140,7 @@ class Points:
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
-            bias = add_up(np.abs(weights) * shift[here], code, n) + self._move(name, ends)
-            bias = (bias + np.abs(add_up(weights * moved[here], code, n)) / 2.0) / share
+            bias = self._bound(name, ends, weights, code, here, lean, n) / share
         if by is None and not told.any():
             what = "the rows with a value cannot be told from the noise"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
@@ -152,9 +154,30 @@ class Points:
         true = (not here.all(), still.any(), is_wide, is_loose, not told.all(), moved.any())
         said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE, _NO_GROUP, MODEL), true)
         parts = (mean, np.where(still, np.nan, error), bias)
-        index = pd.Index(list(groups), name=by) if by else None
+        index = pd.Index(groups, name=by) if by else None
         found = self._tell(name, parts, index, self._possible(name, values, within))
         return replace(found, limits=(*self.limits, *said))
+
+    def _bound(
+        self,
+        name: str,
+        ends: Ends,
+        weights: Floats,
+        code: Codes,
+        here: Flags,
+        lean: tuple[Floats, Floats, Floats | float],
+        n: int,
+    ) -> Floats:
+        """Return how far the sums of n groups may be off: half of what the model moves, what is beyond it, and what another dependence inside cells would move."""
+        moved, shift, apart = lean
+        half = np.abs(add_up(weights * moved[here], code, n)) / 2.0
+        beyond = add_up(np.abs(weights) * shift[here], code, n)
+        # an error of ranks, and rows beyond the kept ones, move that part of the bounds' distance
+        if rank_error := self.rank_errors.get(name, 0.0):
+            low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
+            beyond += (rank_error + self.lost) * (high - low)
+        other: Floats = np.sqrt(self._vary_places(name, weights, code, here, apart, n))
+        return beyond + half + other
 
     def _vary_places(
         self,
@@ -178,25 +201,17 @@ class Points:
         name: str,
         by: str | None,
         x: Floats,
-        ends: tuple[float, float],
+        ends: Ends,
         beyond: Floats | float,
-    ) -> tuple[Floats, Floats]:
-        """Return how far rows are in the mean from their point, which has the number x, and how much further they may be."""
+    ) -> tuple[Floats, Floats, Floats | float]:
+        """Return how far rows are in the mean from their point, which has the number x, how much further they may be, and how much in one direction or the other by chance."""
         if by is not None and name in self.ends and not self.biased:
             found = self._lean_inside(name, by, ends, beyond)
             if found is not None:
                 return found
-        return np.zeros(len(x)), self._shift(name, x, ends)
+        return np.zeros(len(x)), self._shift(name, x, ends), 0.0
 
-    def _move(self, name: str, ends: tuple[float, float]) -> float:
-        """Return how far an error of ranks, and rows beyond the kept ones, may move a mean: that part of the bounds' distance."""
-        low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
-        rank_error = self.rank_errors.get(name, 0.0)
-        return float((rank_error + self.lost) * (high - low)) if rank_error else 0.0
-
-    def _possible(
-        self, name: str, values: Floats | None, within: tuple[float, float] | None
-    ) -> tuple[float, float] | None:
+    def _possible(self, name: str, values: Floats | None, within: Ends | None) -> Ends | None:
         """Return the least and the greatest mean that there can be, by what is public; None if it is not known."""
         if within is not None or values is None:
             return within or self.bounds.get(name)
@@ -213,7 +228,7 @@ class Points:
         return bool((bias > np.maximum(np.abs(mean), width) / 2.0).any())
 
     def place(
-        self, name: str, within: tuple[float, float]
+        self, name: str, within: Ends
     ) -> tuple[Floats | None, Floats | float, Floats | float]:
         """Return the number of each point by the fine counts of its cell, its standard error, and how much further off it may be; None where there are none."""
         if name not in self.fine:
@@ -223,9 +238,9 @@ class Points:
     def _tell(
         self,
         name: str,
-        parts: tuple[Floats, Floats, Floats],
+        parts: Triple,
         index: pd.Index | None,
-        possible: tuple[float, float] | None,
+        possible: Ends | None,
     ) -> Result:
         """Return means, their errors and biases as a result, within what is possible: of groups as Series."""
         mean, error, bias = parts
@@ -247,7 +262,7 @@ class Points:
         parts = self._count(
             [name], lambda frame: find_levels(frame[name], levels, name), len(levels)
         )
-        index = pd.Index(list(levels), name=name)
+        index = pd.Index(levels, name=name)
         found = self._result(*(pd.Series(part, index) for part in parts))
         return replace(found, drawn=(1.0 / self.sampling, 1.0))
 
@@ -283,7 +298,7 @@ class Points:
         of_share = float(self._share_error(p, cells.variance, n_in, n_known, known)[0])
         of_rank = math.hypot(of_share, self.rank_noise.get(name, 0.0) / known)
 
-        def move(by: float, at: Callable[[float], float]) -> tuple[float, float]:
+        def move(by: float, at: Callable[[float], float]) -> Ends:
             low, high = (float(np.clip(q + side * by, 1e-12, 1.0 - 1e-12)) for side in (-1, 1))
             return at(low), at(high)
 
@@ -325,9 +340,7 @@ class Points:
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels, a DataFrame."""
-        index, columns = (
-            pd.Index(list(self._levels_of(name)), name=name) for name in (first, second)
-        )
+        index, columns = (pd.Index(self._levels_of(name), name=name) for name in (first, second))
         sizes = len(index), len(columns)
 
         def pair(frame: pd.DataFrame) -> Codes:
@@ -341,22 +354,50 @@ class Points:
         found = self._result(*(pd.DataFrame(table, index, columns) for table in tables))
         return replace(found, drawn=(1.0 / self.sampling, self.n_rows))
 
+    def count(self, name: str) -> Result:
+        """Return how many rows have each level of a column."""
+        found = self.share(name)
+        if self.is_counted:
+            parts = found.change(lambda part: self.n_rows * part)
+            return replace(parts, drawn=(1.0 / self.sampling, self.n_rows))
+        # where the number of rows is noisy, too, a count is a sum, and no share of it
+        rows, cells = float(self.weights.sum()), self._cells([name])
+        levels, p = self._levels_of(name), found.estimate.to_numpy(float)
+        n_in = cells.add(find_levels(cells.frame[name], levels, name), len(levels))
+        # the number of rows of a population is that of Poisson
+        variance = self.sampling * np.maximum(p, self.sampling) + cells.variance * n_in
+        found = found.change(lambda part: rows * part)
+        error = pd.Series(self.n_rows * np.sqrt(variance), found.estimate.index)
+        return replace(found, standard_error=error, drawn=None)
+
+    def line(self, kind: str, response: str, features: Sequence[str]) -> Result:
+        """Return the intercept of least squares, or the correlation of two columns, a number."""
+        names = [response, *features]
+        # of a noisy table, every cell is there
+        is_table = self.noise is not None and len(self.noise(names).frame) == len(self.frame)
+        if (self.ends or is_table) and len(names) == 2 and not self.biased:
+            return self._slope_of_table(response, features[0], kind)
+        if self.ends or self.biased or self.rank_errors or self.noise is not None:
+            raise SpecError(NO_LINE, f"{kind}({', '.join(names)})", "use slope() and mean()")
+        share, centre, z, beta, inverse, known = self._fit_line(names)
+        e = z[:, 0] - z[:, 1:] @ beta
+        if kind == "intercept":
+            value = float(centre[0] - beta @ centre[1:])
+            influence = e - ((z[:, 1:] @ inverse) * e[:, None]) @ centre[1:]
+        else:
+            u = z / np.sqrt(share @ z**2)
+            value = float(share @ (u[:, 0] * u[:, 1]))
+            influence = u[:, 0] * u[:, 1] - value / 2.0 * (u**2).sum(axis=1)
+        error = math.sqrt(self.sampling / known * max(0.0, float(share @ influence**2)))
+        return self._result(value, error, 0.0)
+
     def slope(self, response: str, features: Sequence[str]) -> Result:
         """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out."""
         names = [response, *features]
         if self.ends and len(names) == 2 and not self.biased:
-            return self._slope_of_table(response, features[0])
-        table = np.column_stack([self._numbers(name) for name in names])
-        here = np.isfinite(table).all(axis=1)
-        table, weights = table[here], self.weights[here]
-        # averages are of the rows that have all columns
-        known = float(weights.sum() / self.weights.sum())
-        sample = WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights)
-        beta = least_squares(sample)[1:]
-        share = weights / weights.sum()
-        centre = share @ table
-        z = table - centre
-        inverse = np.linalg.inv((z[:, 1:] * share[:, None]).T @ z[:, 1:])
+            found = self._slope_of_table(response, features[0], "slope")
+            return Result.gather([found], pd.Index(features))
+        share, centre, z, beta, inverse, known = self._fit_line(names)
         influence = (z[:, 1:] @ inverse) * (z[:, 0] - z[:, 1:] @ beta)[:, None]
         variance = self.sampling / known * np.maximum(share @ influence**2, 0.0)
         # A slope is a sum of products of two columns, and each pair has its own noisy table. The
@@ -372,12 +413,29 @@ class Points:
                     weight += inverse[left - 1] * ahead[right]
             squares = cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0]
             noise += np.abs(weight) * math.sqrt(cells.variance * squares)
-        index = pd.Index(list(features))
+        index = pd.Index(features)
         error = pd.Series(np.sqrt(variance + noise**2 / known**2), index)
         bias = None if self.ends or self.rank_errors else pd.Series(np.zeros(len(beta)), index)
         found = self._result(pd.Series(beta, index), error, bias)
         why = _SLOPE if self.ends else _RANKS
         return found if bias is not None else replace(found, limits=(*found.limits, why))
+
+    def _fit_line(
+        self, names: Sequence[str]
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats, float]:
+        """Return the shares of the rows that have all columns, the columns' means, what is left without these, the slopes of the first on the others, the inverse of their covariances, and the part of all rows."""
+        table = np.column_stack([self._numbers(name) for name in names])
+        here = np.isfinite(table).all(axis=1)
+        table, weights = table[here], self.weights[here]
+        # averages are of the rows that have all columns
+        known = float(weights.sum() / self.weights.sum())
+        sample = WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights)
+        beta = least_squares(sample)[1:]
+        share = weights / weights.sum()
+        centre = share @ table
+        z = table - centre
+        inverse = np.linalg.inv((z[:, 1:] * share[:, None]).T @ z[:, 1:])
+        return share, centre, z, beta, inverse, known
 
     # ---- what cells say of values inside them, by a normal copula of their columns
 
@@ -421,40 +479,43 @@ class Points:
     def _read(self, name: str) -> Floats:
         """Return the number of each point, of a column of texts the place of its level."""
         if self._is_of_texts(name):
-            return find_levels(self.frame[name], self.levels[name], name).astype(np.float64)
+            return find_levels(self.frame[name], self.levels[name], name).astype(float)
         return to_numbers(self.frame[name], name)
 
     def _lean_inside(
-        self, name: str, by: str, within: tuple[float, float], beyond: Floats | float
-    ) -> tuple[Floats, Floats] | None:
-        """Return how far the mean of each point's rows is from that of its cell, in its group; and how far more it may be. None if no model says so."""
+        self, name: str, by: str, within: Ends, beyond: Floats | float
+    ) -> tuple[Floats, Floats, Floats | float] | None:
+        """Return how far the mean of each point's rows is from that of its cell, in its group; how far more it may be, and how far by chance. None if no model says so."""
         table, (code, group) = self.lay_out([name, by])
         here = (code >= 0) & (group >= 0)
         values = table.at_points(0, np.clip(table.axes[0].values, *within))
         even = table.average(values, table.even)
-        moved, more = np.zeros(len(code)), np.zeros(len(code))
+        moved, more, apart = np.zeros((3, len(code)))
+        low, high = (np.clip(each, *within) for each in self.ends[name])
+        off = np.broadcast_to(beyond, here.shape)
         spikes = self._find_spikes(name, table.counts.sum(axis=1))
         if table.axes[0].unresolved <= UNRESOLVED and spikes.sum() <= _SPIKES:
             moved[here] = (table.average(values, table.leaning) - even)[code[here], group[here]]
-            low, high = (np.clip(each, *within) for each in self.ends[name])
+            most = APART * table.average(values * table.tilt(0), table.even)
             rows = np.maximum(table.counts.sum(axis=1) / table.counts.sum(), 1e-9)
             part = np.minimum(spikes / rows, 1.0)
-            more[here] = ((high - low)[here] / 2.0) * part[code[here]]
-            off, of_cells = np.broadcast_to(beyond, here.shape), np.zeros(table.axes[0].n_cells)
+            half = (high - low)[here] / 2.0
+            more[here] = half * part[code[here]]
+            of_cells = np.zeros(table.axes[0].n_cells)
             of_cells[code[here]] = off[here]
-            return moved, more + off if _is_far(of_cells, table.axes[0]) else more
+            more = more + (off if _is_far(of_cells, table.axes[0]) else 0.0)
+            rest = np.maximum(half - more[here], 0.0)  # rows do not leave their cell
+            apart[here] = np.minimum(most[code[here], group[here]], rest)
+            return moved, more, apart
         if name not in self.fine:
             return None
         # the mean of a part q of rows with the standard deviation s is at most s √((1 - q) / q) off
         spread = np.sqrt(np.maximum(table.average(values**2, table.even) - even**2, 0.0))
         every = np.maximum(table.counts.sum(axis=1, keepdims=True), 1.0)
         q = np.clip(table.counts / every, 1e-6, 1.0)
-        low, high = (np.clip(each, *within) for each in self.ends[name])
         most = (spread * np.sqrt((1.0 - q) / q))[code[here], group[here]]
-        more[here] = np.minimum(
-            most + np.broadcast_to(beyond, here.shape)[here], (high - low)[here]
-        )
-        return moved, more
+        more[here] = np.minimum(most + off[here], (high - low)[here])
+        return moved, more, apart
 
     def _find_spikes(self, name: str, rows: Floats) -> Floats:
         """Return the share of the rows of each cell that stands out of the line through the cells beside it, beyond the noise.
@@ -487,11 +548,11 @@ class Points:
         spikes = self._find_spikes(name, table.counts.sum(axis=others))
         return axis.unresolved <= UNRESOLVED and float(spikes.sum()) <= _SPIKES
 
-    def _slope_of_table(self, response: str, feature: str) -> Result:
-        """Return the slope of a table of two columns, by what its cells show of how they depend on each other."""
+    def _slope_of_table(self, response: str, feature: str, kind: str) -> Result:
+        """Return the slope, the intercept or the correlation of a table of two columns, by what its cells show of how they depend on each other."""
         names = [response, feature]
         table, codes = self.lay_out(names)
-        found = find_slope(table)
+        found = find_line(table, kind)
         here = (codes[0] >= 0) & (codes[1] >= 0)
         rows = table.counts / table.counts.sum()
         known = float(table.counts.sum() / self.weights.sum())
@@ -503,16 +564,12 @@ class Points:
 
         doubt = math.sqrt(each * float((at_rows(found.of_variance) ** 2).sum()))
         if not found.variance > _VARIES * doubt:
-            raise SpecError(
-                NO_VARIANCE,
-                f"slope({response}, {feature})",
-                "use other columns, or release with a larger epsilon",
-            )
+            raise SpecError(NO_VARIANCE, f"{kind}({response}, {feature})", OTHERS)
         drawn = self.sampling / known * max(0.0, float((rows * found.influence**2).sum()))
         noise, is_told = each * float((at_rows(found.influence) ** 2).sum()), True
         # a variance that only the noise made large enough to be told makes the slope too flat; it may
         # be a standard error less, besides the errors (Fieller, 1954, has the whole set)
-        bias = found.bias_bound + abs(found.estimate) * doubt / (found.variance - doubt)
+        bias = found.bias_bound + abs(found.by_slope) * doubt / (found.variance - doubt)
         for place, (name, axis) in enumerate(zip(names, table.axes, strict=True)):
             _, doubts, beyond = self.place(name, (-math.inf, math.inf))
             of_cells = np.zeros((2, axis.n_cells))
@@ -524,13 +581,10 @@ class Points:
             noise, bias = noise + moved**2, bias + moved
             is_told &= self.is_resolved(table, place, name) and not _is_far(of_cells[1], axis)
         error = math.sqrt(drawn + noise)
-        index = pd.Index([feature])
-        told = self._result(
-            pd.Series([found.estimate], index),
-            pd.Series([error], index),
-            pd.Series([bias], index) if is_told else None,
+        told = self._result(found.estimate, error, bias if is_told else None)
+        return replace(
+            told, limits=(*told.limits, *([MODEL if is_told else NOT_TOLD] if self.ends else []))
         )
-        return replace(told, limits=(*told.limits, MODEL if is_told else NOT_TOLD))
 
     # ---- shares, and their errors
 
@@ -540,9 +594,7 @@ class Points:
             return self.noise(names)
         return NoisyCells(frame=self.frame[list(names)].iloc[:0], variance=0.0)
 
-    def _count(
-        self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int
-    ) -> tuple[Floats, Floats, Floats]:
+    def _count(self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int) -> Triple:
         """Return the share of each of n groups, its standard error, and how far lost rows may move it."""
         p = add_up(self.weights, code(self.frame), n)[:n] / self.weights.sum()
         cells = self._cells(names)
@@ -564,7 +616,7 @@ class Points:
         noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
         return np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)
 
-    def _cut(self, name: str, edge: float, *, is_last: bool) -> tuple[float, float]:
+    def _cut(self, name: str, edge: float, *, is_last: bool) -> Ends:
         """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
 
         Rows at the last edge lie before it.
@@ -594,9 +646,7 @@ class Points:
     def _numbers(self, name: str) -> Floats:
         return to_numbers(self.frame[name], name)
 
-    def _shift(
-        self, name: str, x: Floats, within: tuple[float, float] = (-math.inf, math.inf)
-    ) -> Floats:
+    def _shift(self, name: str, x: Floats, within: Ends = (-math.inf, math.inf)) -> Floats:
         """Return how far a row may be from its point, which has the number x."""
         if name not in self.ends:
             return np.zeros(len(self.frame))
@@ -605,7 +655,7 @@ class Points:
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
         # of dates, a bias is a span of time, which is missing where it is not known
-        if isinstance(bias, pd.Series | pd.DataFrame):
+        if isinstance(bias, TABLES):
             bias = bias.mask(bias == math.inf)
         known = bias is not None and not np.all(pd.isna(bias)) and not np.all(bias == math.inf)
         unknown = self.biased or self.spread or not known

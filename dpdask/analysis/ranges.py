@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -15,10 +15,12 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS
+from dpdask.analysis.opened import Refusals
 from dpdask.analysis.opened_points import KeptColumns
 from dpdask.analysis.results import Query, Result
+from dpdask.analysis.subset import intercept_by_means
 from dpdask.analysis.values import count_since_1970, read_within, to_numbers
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats, Pair, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle
 from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
@@ -41,6 +43,7 @@ _BY_DESIGN = "the only assumption is that anchors are drawn independently of the
 _BY_ANCHORS = "the slope is of numbers that have the values' averages, whatever the law of the values: the anchors' distribution gives them"
 _FEW_DECIDE = "a few rows decide on the slope, or on the variance of the explanatory variable, so no standard error is known"
 _NORMAL = "the response is taken to have normal errors of one variance: if they have another law, the slope is off by an unknown amount"
+_UNSETTLED = "the fit did not converge: the ranges tell too little for slopes"
 _FAR = (
     "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
     "tell little; see npmle(), or release ranges with anchors where the values are"
@@ -57,19 +60,19 @@ _GUESSES = 3
 _STILL = 1e-9  # of the numbers: a standard error that is less is one of rounding alone
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class _Ranges:
     """The ranges of a column, or of the rows of one group."""
 
     lower: Floats
     upper: Floats
-    bounds: tuple[float, float] | None  # declared, in the numbers of the ranges
+    bounds: Ends | None  # declared, in the numbers of the ranges
 
     def count(self) -> RangeCounts:
         """Return the counts of the ranges, with finer knots where their mass is."""
         return count_ranges(self.lower, self.upper, _N_KNOTS, bounds=self.bounds)
 
-    def widen(self, counts: RangeCounts) -> tuple[float, float] | None:
+    def widen(self, counts: RangeCounts) -> Ends | None:
         """Return the declared bounds, so wide that they hold all anchors."""
         if self.bounds is None:
             return None
@@ -78,7 +81,7 @@ class _Ranges:
 
     def fit(
         self,
-        support: tuple[float, float] | None = None,
+        support: Ends | None = None,
         knots: Sequence[float] | None = None,
     ) -> NPMLE:
         if knots is None:
@@ -86,7 +89,7 @@ class _Ranges:
         else:
             try:
                 # a list of ends may have repeats
-                places = np.unique(np.asarray(knots, dtype=np.float64))
+                places = np.unique(np.asarray(knots, float))
             except (TypeError, ValueError):
                 what = "knots are numbers, those of the ranges' ends"
                 use = "write them as in knots=[0, 10, 100, 1000]"
@@ -123,13 +126,13 @@ class _Ranges:
         ends = np.stack([self.lower, self.upper])
         return bool(((ends >= low) & (ends <= high)).any(axis=0).sum() < _FEW_ENDS)
 
-    def are_even(self, anchors: Anchors, ends: tuple[float, float]) -> bool:
+    def are_even(self, anchors: Anchors, ends: Ends) -> bool:
         """Return whether anchors reach between two ends, and those released there weigh about the same."""
         low, high = self.bounds or (-math.inf, math.inf)
         low, high = max(low, ends[0]), min(high, ends[1])
         return anchors.reach(low, high) and anchors.is_even(self.lower, self.upper, low, high)
 
-    def doubt(self, estimate: NPMLE, support: tuple[float, float]) -> float:
+    def doubt(self, estimate: NPMLE, support: Ends) -> float:
         """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
 
         Of the rows that say whether their value is above an anchor beyond t, those that do are at
@@ -157,17 +160,16 @@ class _Ranges:
         return float(total)
 
 
-def _find_middle(estimate: NPMLE) -> tuple[float, float]:
+def _find_middle(estimate: NPMLE) -> Ends:
     """Return the ends of what nine tenths of the mass lie in."""
     low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
     return float(estimate.left[low]), float(estimate.right[min(high, len(estimate.right) - 1)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedRanges(KeptColumns):
     """Ranges that contain the values, beside the columns that were kept."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    refusals: ClassVar[Refusals] = {
         "mean": (
             "ranges have no levels, and their groups are those of a kept column",
             "leave out `values`, and group by a column that was kept",
@@ -199,7 +201,7 @@ class OpenedRanges(KeptColumns):
         if question in ("slope", "regress"):
             if question == "regress" and self._is_kept(first):
                 raise self._refusal(question, *names)
-            hidden = [name for name in others if not self._is_kept(name)]
+            hidden = self._list_private(others)
             if not all(question == "slope" and self._is_designed(name) for name in hidden):
                 raise self._refusal("slope", *names)
             self._check_no_dates(others)
@@ -207,7 +209,7 @@ class OpenedRanges(KeptColumns):
                 self._check_no_dates([first])
                 return lambda: self._slope_on_ranges(first, others)
         if self._is_kept(first) and (self._is_kept(*others) or question in ("mean", "quantile")):
-            return super(OpenedRanges, self)._plan(asked)
+            return super()._plan(asked)
         grouped, q = self._is_kept(*others), asked.q
         match question:
             case "mean" if grouped and asked.values is None:
@@ -220,6 +222,9 @@ class OpenedRanges(KeptColumns):
                 return lambda: self._histogram_of(first, asked.bins)
             case "slope":
                 return lambda: self._slope(first, others)
+            case "intercept":
+                self._plan(replace(asked, kind="slope"))
+                return lambda: intercept_by_means(self, first, others)
             case "npmle":
                 return lambda: self._ranges(first, self._rows(first)).fit(
                     asked.support, asked.knots
@@ -249,7 +254,7 @@ class OpenedRanges(KeptColumns):
         found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
         return replace(found, limits=(*found.limits, *limits))
 
-    def _mean(self, column: str, ranges: _Ranges, *, within: tuple[float, float] | None) -> Result:
+    def _mean(self, column: str, ranges: _Ranges, *, within: Ends | None) -> Result:
         """Return the mean of values clipped to `within`, or to the declared bounds."""
         ends, anchors = within or ranges.bounds, self._anchors(column, ranges)
         if ends is None or anchors is None or not ranges.are_even(anchors, ends):
@@ -265,14 +270,11 @@ class OpenedRanges(KeptColumns):
         return Result(
             estimate=min(max(mean, low), high),
             standard_error=error or None,
-            bias_bound=0.0,
             limits=(_BY_DESIGN, *self._limits(column)),
             find_ends=lambda deviations: tuple(np.clip(find_ends(deviations), low, high).tolist()),
         )
 
-    def _mean_of_npmle(
-        self, column: str, ranges: _Ranges, within: tuple[float, float] | None
-    ) -> Result:
+    def _mean_of_npmle(self, column: str, ranges: _Ranges, within: Ends | None) -> Result:
         counts = ranges.count()
         support, ends = ranges.widen(counts), within or (-math.inf, math.inf)
         # what rings leave open counts as a bias, so that they need not be refused
@@ -328,7 +330,6 @@ class OpenedRanges(KeptColumns):
         return Result(
             estimate=pd.Series(n * shares, index),
             standard_error=pd.Series(n * np.hypot(errors, drawn), index),
-            bias_bound=0.0,
             limits=(_BY_DESIGN, *limits, *self._limits(column)),
             find_ends=find_ends,
         )
@@ -356,15 +357,11 @@ class OpenedRanges(KeptColumns):
             low, high = np.array(ends).T
             return tell(low), tell(high)
 
+        limits = [_THIN] if ranges.is_thin(*map(survival.quantile, _MIDDLE)) else []
         return Result(
             estimate=tell(found),
             standard_error=tell([survival.quantile_error(rank) for rank in ranks]),
-            bias_bound=0.0,
-            limits=(
-                _BY_DESIGN,
-                *([_THIN] if ranges.is_thin(*map(survival.quantile, _MIDDLE)) else []),
-                *self._limits(column),
-            ),
+            limits=(_BY_DESIGN, *limits, *self._limits(column)),
             find_ends=find_ends,
         )
 
@@ -387,16 +384,14 @@ class OpenedRanges(KeptColumns):
         return anchors is not None and bounds is not None and anchors.reach(*bounds)
 
     def _slope(self, response: str, features: Sequence[str]) -> Result:
-        """Return least-squares slopes: of pseudo-values where the anchors are known; otherwise of `regress`, with a jackknife's errors, of 10 groups of rows left out by a step of Newton.
+        """Return least-squares slopes: of pseudo-values where the anchors are known; otherwise of `regress`, with the errors of a jackknife, of 10 groups of rows left out by a step of Newton, if it converged.
 
         References
         ----------
         Wu, Jackknife, bootstrap and other resampling methods in regression analysis (1986).
         """
         X, ends = self._pairs(response, features)
-        if len(X) < 2 * _GROUPS:
-            what = f"slopes need at least {2 * _GROUPS} rows"
-            raise SpecError(what, f"slope({response})", "use more rows")
+        _check_enough(response, X)
         ranges = _Ranges(ends[:, 0], ends[:, 1], self._bounds_of(response))
         anchors = self._anchors(response, ranges)
         if anchors is None or ranges.bounds is None or not ranges.are_even(anchors, ranges.bounds):
@@ -404,7 +399,7 @@ class OpenedRanges(KeptColumns):
                 # `limits` says it once
                 warnings.filterwarnings("ignore", "interval regression did not converge")
                 return self._slope_of_normal(response, X, ends, _regress(None, response, X, ends))
-        features_of = X.to_numpy(dtype=np.float64)
+        features_of = X.to_numpy(float)
         # any guess will do: the better it is, the smaller is the error
         about = score(anchors, ranges.lower, ranges.upper, ranges.bounds, Moment(*ranges.bounds))
         guess = np.full(len(X), about.mean())
@@ -417,14 +412,12 @@ class OpenedRanges(KeptColumns):
     def _slope_on_ranges(self, response: str, features: Sequence[str]) -> Result:
         """Return least-squares slopes on features of which some are ranges."""
         names = [response, *features]
-        hidden = [name for name in names if not self._is_kept(name)]
-        rows = self.to_pandas(
+        hidden = self._list_private(names)
+        rows = self._read_rows(
             [name for name in names if self._is_kept(name)]
             + [end for name in hidden for end in self._ends(name)]
         ).dropna()
-        if len(rows) < 2 * _GROUPS:
-            what = f"slopes need at least {2 * _GROUPS} rows"
-            raise SpecError(what, f"slope({response})", "use more rows")
+        _check_enough(response, rows)
         parts: dict[str, pd.Series | Floats] = {}
         squares: dict[str, Floats] = {}
         for name in features:
@@ -441,12 +434,12 @@ class OpenedRanges(KeptColumns):
         labels = list(parts)
         beta, error = slopes(
             y,
-            np.column_stack([np.asarray(part, dtype=np.float64) for part in parts.values()]),
+            np.column_stack([np.asarray(part, float) for part in parts.values()]),
             {labels.index(name): each for name, each in squares.items()},
         )
         return self._tell_slopes(pd.Index(labels), beta, error, hidden)
 
-    def _score_of(self, name: str, rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    def _score_of(self, name: str, rows: pd.DataFrame) -> Pair:
         """Return the scores of a column of ranges, and those of its squared distance from their mean; refuse it if they have no normal law."""
         ranges = self._ranges(name, rows)
         anchors, bounds = self._anchors(name, ranges), ranges.bounds
@@ -463,31 +456,25 @@ class OpenedRanges(KeptColumns):
         return Result(
             estimate=pd.Series(beta, index),
             standard_error=None if error is None else pd.Series(error, index),
-            bias_bound=0.0,
             limits=(_BY_ANCHORS, *([_FEW_DECIDE] if error is None else []), *limits),
         )
 
     def _slope_of_normal(self, response: str, X: pd.DataFrame, ends: Floats, whole: Any) -> Result:
-        group = np.arange(len(X)) % _GROUPS
-        limits = [_NORMAL]
+        limits, error = [_NORMAL, *self._limits(response)], None
         try:
             if not whole.converged_:
                 raise np.linalg.LinAlgError
             module = importlib.import_module("dpdask.inference.interval_regression")
-            slopes = module.leave_out(whole, X.to_numpy(dtype=np.float64), ends, group)
+            group = np.arange(len(X)) % _GROUPS
+            slopes = module.leave_out(whole, X.to_numpy(float), ends, group)
+            error = pd.Series(np.sqrt((_GROUPS - 1) * np.var(slopes, axis=0)), X.columns)
         except np.linalg.LinAlgError:
-            samples = (group != k for k in range(_GROUPS))
-            parts = [_regress(None, response, X[chosen], ends[chosen]) for chosen in samples]
-            slopes = [fit.estimator_.coef_ for fit in parts]
-            if n_failed := sum(not fit.converged_ for fit in [whole, *parts]):
-                limits.append(
-                    f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"
-                )
+            limits.append(_UNSETTLED)
         return Result(
             estimate=pd.Series(whole.estimator_.coef_, X.columns),
-            standard_error=pd.Series(np.sqrt((_GROUPS - 1) * np.var(slopes, axis=0)), X.columns),
+            standard_error=error,
             bias_bound=None,
-            limits=(*limits, *self._limits(response)),
+            limits=tuple(limits),
         )
 
     def _ends(self, name: str) -> list[str]:
@@ -496,13 +483,13 @@ class OpenedRanges(KeptColumns):
 
     def _rows(self, name: str, *others: str) -> pd.DataFrame:
         """Return a column's ranges, with other columns; rows that miss one of them are left out."""
-        return self.to_pandas([*others, *self._ends(name)]).dropna()
+        return self._read_rows([*others, *self._ends(name)]).dropna()
 
     def _ranges(self, name: str, rows: pd.DataFrame) -> _Ranges:
-        lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
+        lower, upper = (rows[end].to_numpy(float) for end in self._ends(name))
         return _Ranges(lower, upper, self._bounds_of(name))
 
-    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+    def _bounds_of(self, name: str) -> Ends | None:
         """Return the declared bounds of a column in the numbers of its ranges; None if there are none, or its card does not tell which numbers."""
         column = self._column(name)
         bounds, micro = column.get("bounds"), microseconds_of(column.get("numbers"))
@@ -520,11 +507,17 @@ class OpenedRanges(KeptColumns):
         """Return the features, an indicator for each level of a text but the first, and the ranges of the rows that have all of them."""
         rows = self._rows(response, *features)
         X = pd.get_dummies(rows[list(features)], drop_first=True, dtype=float)
-        return X, rows[self._ends(response)].to_numpy(dtype=np.float64)
+        return X, rows[self._ends(response)].to_numpy(float)
 
     def _limits(self, name: str) -> tuple[str, ...]:
         perturbed = self.content["guarantee"].get("epsilon_private") or ()
         return (_PERTURBED,) if name in perturbed else ()
+
+
+def _check_enough(response: str, rows: pd.DataFrame) -> None:
+    if len(rows) < 2 * _GROUPS:
+        what = f"slopes need at least {2 * _GROUPS} rows"
+        raise SpecError(what, f"slope({response})", "use more rows")
 
 
 def _regress(estimator: Any, response: str, X: pd.DataFrame, ends: Floats) -> Any:

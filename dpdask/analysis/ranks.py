@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import pandas as pd
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result
 from dpdask.analysis.values import DateScale, in_units, index_ranges
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats
 from dpdask.inference.noisy_ranks import Bounds, NoisyRanks
 from dpdask.inference.tallies import Codes, Outcomes, moments
 
@@ -21,6 +21,7 @@ _ANY = (
     "no distribution of the original values is assumed: the bound on the bias holds for any that the released rows may have come from, and is "
     "large where the noise hides what is asked"
 )
+_HIDDEN = "the noise hides the answer, or that of some groups: its interval is all that is possible"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots: a cached property
@@ -30,7 +31,7 @@ class RankAnswers:
     frame: pd.DataFrame  # the released column, and what a question is about besides
     column: NoisyRanks
     scale: DateScale | None  # of dates
-    within: tuple[float, float] | None  # what numbers are clipped to
+    within: Ends | None  # what numbers are clipped to
     limits: tuple[str, ...]
 
     @cached_property
@@ -41,7 +42,7 @@ class RankAnswers:
     @cached_property
     def _counts(self) -> Floats:
         """How many rows have each outcome."""
-        return np.bincount(self._codes, minlength=self.column.n_outcomes).astype(np.float64)
+        return np.bincount(self._codes, minlength=self.column.n_outcomes).astype(float)
 
     @property
     def _limits(self) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ class RankAnswers:
         n = self.column.n_outcomes
         place, groups = pd.factorize(self.frame[by], sort=True, use_na_sentinel=False)
         table = np.bincount(n * place + self._codes, minlength=n * len(groups))
-        found = self.column.mean(table.reshape(-1, n).astype(np.float64), self.within)
+        found = self.column.mean(table.reshape(-1, n).astype(float), self.within)
         return self._tell(found, self._limits, pd.Index(groups, name=by))
 
     def slope(self, name: str, features: Sequence[str]) -> Result:
@@ -65,7 +66,7 @@ class RankAnswers:
         levels = tuple(range(self.column.n_outcomes))
         found = moments(coded, features, Outcomes(columns=(name,), levels=(levels,)))
         parts = self.column.slope(found, self.within)
-        estimate, error, bias = (pd.Series(part, pd.Index(list(features))) for part in parts)
+        estimate, error, bias = (pd.Series(part, pd.Index(features)) for part in parts)
         return Result(estimate=estimate, standard_error=error, bias_bound=bias, limits=self._limits)
 
     def histogram(self, name: str, edges: Floats) -> Result:
@@ -78,7 +79,8 @@ class RankAnswers:
             for low, end in zip(edges[:-1], ends, strict=True)
         ]
         index = index_ranges(edges, self.scale, name)
-        return _scale(Result.gather(parts, index), float(self._counts.sum()))
+        n = float(self._counts.sum())
+        return Result.gather(parts, index).change(lambda part: n * part)
 
     def quantile(self, _name: str, q: float) -> Result:
         """Return a quantile."""
@@ -124,7 +126,7 @@ class RankAnswers:
             estimate=parts[0],
             standard_error=None if unknown else parts[1],
             bias_bound=parts[2],
-            limits=limits,
+            limits=(*limits, *([_HIDDEN] if bounds.is_hidden.any() else [])),
             find_ends=find_ends,
         )
 
@@ -133,22 +135,4 @@ def to_floats(released: pd.Series, scale: DateScale | None) -> Floats:
     """Return released values as numbers, NaN of null."""
     if scale is not None:
         return scale.to_numbers(released)
-    return released.to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def _scale(found: Result, factor: float) -> Result:
-    """Return a result times a number."""
-    finder: Callable[[float], tuple[Any, Any]] | None = found.find_ends
-    assert finder is not None
-
-    def find_ends(deviations: float) -> tuple[Any, Any]:
-        low, high = finder(deviations)
-        return factor * low, factor * high
-
-    return Result(
-        estimate=factor * found.estimate,
-        standard_error=None if found.standard_error is None else factor * found.standard_error,
-        bias_bound=factor * found.bias_bound,
-        limits=found.limits,
-        find_ends=find_ends,
-    )
+    return released.to_numpy(float, na_value=np.nan)

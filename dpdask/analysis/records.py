@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.analysis.measured import average_margin, average_pair
+from dpdask.analysis.opened import Refusals
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.points import Points
 from dpdask.analysis.results import Query
 from dpdask.analysis.values import NoisyCells, find_scales
-from dpdask.engine.lazy import check_count, check_seed
+from dpdask.engine.lazy import check_count, check_seed, read_like
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.io.shards import MODEL
 from dpdask.streams import RunKey
@@ -30,11 +30,11 @@ _RECORDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedRecords(OpenedPoints):
     """Synthetic records: ordinary estimates are right, but their ordinary standard errors are too small, since counts had noise."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    most_joined: ClassVar[int | None] = 2
+    refusals: ClassVar[Refusals] = {
         "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
         "regress": ("the release holds values, not ranges", "use slope()"),
         "fit": (
@@ -55,9 +55,12 @@ class OpenedRecords(OpenedPoints):
         return FittedCopula.from_bytes(data, f"{self.folder.url}/{self._place(MODEL)}")
 
     def _draw(
-        self, n_rows: int | None, where: str | None, seed: int | None
+        self, n_rows: int | None, where: str | None, seed: int | None, like: Any = None
     ) -> tuple[FittedCopula, Iterator[tuple[list[pa.RecordBatch], float]]]:
         model, key = self._model, RunKey.insecure(check_seed(seed))
+        if like is not None:
+            given = read_like(model, like, n_rows, where)
+            return model, model.draw_blocks(given.n_rows, key, given)
         n = model.n_drawn(None if n_rows is None else check_count("n_rows", n_rows))
         wanted = None if where is None else model.condition(where)
         return model, model.draw_blocks(n, key, wanted)
@@ -66,7 +69,7 @@ class OpenedRecords(OpenedPoints):
         is_alone = len(asked.names) == 1 and "computes" in self._column(asked.names[0])
         if not is_alone or self._find_measured(asked.names[0]) is None:
             self._check_released(asked.names)
-        return super(OpenedRecords, self)._plan(asked)
+        return super()._plan(asked)
 
     def _points(self, *names: str) -> Points:
         if len(names) == 2 and (found := self._find_pair(*names)) is not None:
@@ -93,7 +96,7 @@ class OpenedRecords(OpenedPoints):
 
     def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
         if self._levels(name) is None:
-            return super(OpenedRecords, self)._read_counts(name, n_rows)
+            return super()._read_counts(name, n_rows)
         columns = self.content["columns"].items()
         sizes = {each: int(column["cells"]) for each, column in columns if "cells" in column}
         with self._check_counts():

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats
 from dpdask.errors import SpecError
 from dpdask.html import make_html_table
 from dpdask.inference.measured import NORMAL_95
 
+TABLES = (pd.Series, pd.DataFrame)
 _SHOWN = 12
 N_BINS = 20
-_NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
+NO_LINE = "the noise affects slope, means and spread together, and their joint error is not known"
+NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
 _ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}
 
 
@@ -62,7 +64,7 @@ class Result:
     limits: tuple[str, ...] = ()
     possible: tuple[Any, Any] | None = None
     find_ends: Callable[[float], tuple[Any, Any]] | None = None
-    drawn: tuple[float, float] | None = None
+    drawn: Ends | None = None
     of_table: bool = False
 
     @classmethod
@@ -82,7 +84,7 @@ class Result:
             for each in (error, bias)
         )
         limits = tuple(dict.fromkeys(limit for part in parts for limit in part.limits))
-        finders = [part.find_ends or _find_no_ends for part in parts]
+        finders = [part.find_ends or (lambda _: (np.nan, np.nan)) for part in parts]
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             low, high = zip(*(find(deviations) for find in finders), strict=True)
@@ -98,16 +100,17 @@ class Result:
             of_table=all(part.of_table for part in parts),
         )
 
-    def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
+    def interval(self, confidence: float = 0.95, *, approximate: bool = False) -> tuple[Any, Any]:
         """Return the normal confidence interval, that of a quantile by ranks and that of a share by its score, widened by the bound on the bias.
 
         Parameters
         ----------
         confidence
             The probability with which it contains the true value, in (0, 1).
-        ignore_bias
-            Leave the bias out: the interval then holds the true value with that probability only if
-            there is no bias.
+        approximate
+            Whether an interval without the bias will do, where no bound of it is known or its bound
+            is left out on purpose: it then holds the true value with that probability only if there
+            is no bias.
 
         Raises
         ------
@@ -131,67 +134,142 @@ class Result:
                 "give a fraction such as 0.95, not a percentage",
             )
         why = self._why_no_interval
-        if why is not None and not (ignore_bias and why == _NO_BOUND):
+        if why is not None and not (approximate and why == _NO_BOUND):
             use = "see `limits`"
             if why == _NO_BOUND:
-                use += "; interval(ignore_bias=True) has the standard error alone"
+                use += "; interval(approximate=True) uses the standard error alone"
             raise SpecError(f"{why}, so there is no interval", "interval", use)
         deviations = float(special.ndtri(0.5 + confidence / 2))
-        if self.find_ends is not None:
-            low, high = self.find_ends(deviations)
-        else:
-            error = self.standard_error
-            if isinstance(error, pd.Series | pd.DataFrame):
-                error = error.where(error != error * 0)  # an error of 0 is not known
-            low, high = self.estimate - deviations * error, self.estimate + deviations * error
-            if self.drawn is not None:
-                low, high = _find_score_ends(self.estimate, error, *self.drawn, deviations)
+        low, high = self.reach(deviations)
         # that of dates is a span of time, unless there is none
-        if not ignore_bias and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
+        if not approximate and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
             low, high = low - self.bias_bound, high + self.bias_bound
         if self.possible is None:
             return low, high
         return clip_to(low, self.possible), clip_to(high, self.possible)
 
+    def reach(self, deviations: float) -> tuple[Any, Any]:
+        """Return the ends of the interval so many standard errors away, without the bias and wherever the true value may lie."""
+        if self.find_ends is not None:
+            return self.find_ends(deviations)
+        error = self.standard_error
+        if isinstance(error, TABLES):
+            error = error.where(error != error * 0)  # an error of 0 is not known
+        if self.drawn is not None:
+            return _find_score_ends(self.estimate, error, *self.drawn, deviations)
+        return self.estimate - deviations * error, self.estimate + deviations * error
+
+    def change(self, change: Callable[[Any], Any]) -> Result:
+        """Return the result with its Series or frames, and the ends of its interval, changed alike."""
+
+        def each(part: Any) -> Any:
+            return change(part) if isinstance(part, TABLES) else part
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            assert self.find_ends is not None
+            low, high = self.find_ends(deviations)
+            return each(low), each(high)
+
+        return replace(
+            self,
+            estimate=each(self.estimate),
+            standard_error=each(self.standard_error),
+            bias_bound=each(self.bias_bound),
+            possible=self.possible and (each(self.possible[0]), each(self.possible[1])),
+            find_ends=self.find_ends and find_ends,
+        )
+
+    def square(self) -> Result:
+        """Return the square of a number between -1 and 1, its interval by the squares of the ends."""
+        own, bias, size = self.reach, self.bias_bound, abs(self.estimate)
+
+        def find_ends(deviations: float) -> Ends:
+            low, high = (min(max(end, -1.0), 1.0) for end in own(deviations))
+            ends = sorted((low * low, high * high))
+            return (0.0 if low < 0.0 < high else ends[0]), ends[1]
+
+        if bias is not None:  # the true one may be larger than the estimate
+            low, high = own(NORMAL_95)
+            bias *= 2.0 * min(max(size, -low, high) + bias, 1.0)
+        return replace(
+            self,
+            estimate=self.estimate**2,
+            standard_error=None,
+            bias_bound=bias,
+            possible=(0.0, 1.0),
+            find_ends=find_ends,
+        )
+
+    def plot(self, ax: Any = None, *, confidence: float = 0.95) -> Any:
+        """Draw the estimate with its intervals as error bars, and return the axes; it needs matplotlib.
+
+        Parameters
+        ----------
+        ax
+            The matplotlib axes to draw in; new ones if None.
+        confidence
+            The probability with which the intervals contain the true values, in (0, 1).
+        """
+        ax = _import_pyplot().subplots()[1] if ax is None else ax
+        frame, why = self.to_frame(confidence), self._why_no_interval
+        table = isinstance(self.estimate, pd.DataFrame)
+        series: list[tuple[str | None, pd.DataFrame]] = [(None, frame)]
+        if table:
+            groups = frame.groupby(level=1, sort=False, dropna=False)
+            series = [(str(name), part.droplevel(1)) for name, part in groups]
+        for number, (name, part) in enumerate(series):
+            places = np.arange(len(part)) + (number - (len(series) - 1) / 2.0) * 0.6 / len(series)
+            middle = part["estimate"].to_numpy()
+            # a quantile may lie at an end of its interval
+            ends = [
+                np.maximum(middle - part["low"].to_numpy(), middle * 0),
+                np.maximum(part["high"].to_numpy() - middle, middle * 0),
+            ]
+            bars = None if why else ends
+            ax.errorbar(places, middle, yerr=bars, fmt="o", ms=4, capsize=3, label=name)
+        index = series[0][1].index
+        labels = []
+        if isinstance(self.estimate, TABLES):
+            tuples = (each if isinstance(each, tuple) else (each,) for each in index)
+            labels = [" | ".join(map(str, each)) for each in tuples]
+            ax.set_xlabel(", ".join(str(name) for name in index.names if name is not None))
+        turned = {"rotation": 45, "ha": "right"} if len(labels) > 4 else {}
+        ax.set_xticks(range(len(labels)), labels, **turned)
+        if table:
+            ax.legend(title=str(self.estimate.columns.name or ""))
+        told = f"no interval: {why}" if why else f"{confidence * 100:g} % intervals"
+        ax.set_title(told, fontsize=9)
+        return ax
+
     @property
     def _why_no_interval(self) -> str | None:
         """Why no interval is known to hold the true value; None if there is one."""
         error = self.standard_error
-        is_number = not isinstance(error, pd.Series | pd.DataFrame)
+        is_number = not isinstance(error, TABLES)
         if self.find_ends is None and (error is None or (is_number and error == error * 0)):
-            return _NO_ERROR
+            return NO_ERROR
         return _NO_BOUND if self.bias_bound is None else None
 
     def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
-        """Return a row for each number of the estimate: the estimate, the ends of its interval, its standard error and the bound on its bias; what is not known is missing.
+        """Return a row for each number of the estimate: the estimate, the ends of its interval, its standard error and the bound on its bias; what is not known is missing. A missing level is `null`.
 
         Parameters
         ----------
         confidence
             The probability with which the interval contains the true value, in (0, 1).
         """
-        if isinstance(self.estimate, pd.DataFrame):
-            index: pd.Index = pd.MultiIndex.from_product(
-                [self.estimate.index, self.estimate.columns]
-            )
-        else:
-            index = (
-                self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
-            )
+        of = self.estimate
+        index: pd.Index = of.index if isinstance(of, pd.Series) else pd.RangeIndex(1)
+        if isinstance(of, pd.DataFrame):
+            index = pd.MultiIndex.from_product([of.index, of.columns])
         low, high = (None, None) if self._why_no_interval else self.interval(confidence)
-        parts = {
-            "estimate": self.estimate,
-            "low": low,
-            "high": high,
-            "standard_error": self.standard_error,
-            "bias_bound": self.bias_bound,
-        }
-        shape = np.shape(self.estimate)
+        parts = (of, low, high, self.standard_error, self.bias_bound)
+        names = ("estimate", "low", "high", "standard_error", "bias_bound")
         numbers = {
-            name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape))
-            for name, part in parts.items()
+            name: np.ravel(np.broadcast_to(np.nan if part is None else part, np.shape(of)))
+            for name, part in zip(names, parts, strict=True)
         }
-        return pd.DataFrame(numbers, index=index)
+        return _name_nulls(pd.DataFrame(numbers, index=index))
 
     def _shorten(self) -> tuple[pd.DataFrame, list[str]]:
         """Return what is shown of the estimates: their interval, or their standard error, and lines on what they leave out."""
@@ -203,11 +281,11 @@ class Result:
         shown = frame[["estimate", "low", "high"] if why is None else ["estimate"]]
         if why == _NO_BOUND and self.standard_error is not None:
             shown = frame[["estimate", "standard_error"]]
-        return _name_nulls(shown.head(_SHOWN)), lines
+        return shown.head(_SHOWN), lines
 
     def __repr__(self) -> str:
         frame, lines = self._shorten()
-        if isinstance(self.estimate, pd.Series | pd.DataFrame):
+        if isinstance(self.estimate, TABLES):
             text = frame.rename(columns=_ENDS).to_string(float_format=_write, na_rep="unknown")
             return "\n".join([str(text), *lines])
         [numbers] = frame.to_dict("records")
@@ -221,7 +299,7 @@ class Result:
     def _repr_html_(self) -> str:
         frame, lines = self._shorten()
         names = [str(name or "") for name in frame.index.names]
-        named = isinstance(self.estimate, pd.Series | pd.DataFrame)
+        named = isinstance(self.estimate, TABLES)
         rows = [
             [
                 *((label if isinstance(label, tuple) else (label,)) if named else ()),
@@ -243,16 +321,17 @@ class Query:
     within: Sequence[Any] | None = None  # what numbers are clipped to
     bins: int | Sequence[Any] = N_BINS
     q: float | Sequence[float] = 0.5
-    support: tuple[float, float] | None = None
+    support: Ends | None = None
     knots: Sequence[float] | None = None
     estimator: Any = None
+    each: str = "person"  # what weighs the same, where rows have persons
 
     def put(
         self,
         answers: Any,
         *,
         values: Floats | None = None,
-        ends: tuple[float, float] | None = None,
+        ends: Ends | None = None,
         edges: Floats | None = None,
     ) -> Result:
         """Return the answer of points, counts, ranks or weighted rows, with the options as numbers."""
@@ -269,7 +348,34 @@ class Query:
                 return Result.gather(parts, pd.Index(self.q, name="q"))
             case "slope":
                 return answers.slope(first, others)
-        return getattr(answers, self.kind)(*self.names)  # a share or a crosstab
+            case "intercept" | "r_squared":
+                return answers.line(self.kind, first, others)
+        return getattr(answers, self.kind)(*self.names)  # a share, a count or a crosstab
+
+
+def plot_all(found: Mapping[str, Result]) -> list[Any]:
+    """Draw results side by side, each with its name above it, and return the axes."""
+    columns = min(3, max(1, len(found)))
+    rows = -(-len(found) // columns) or 1
+    figure, axes = _import_pyplot().subplots(
+        rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False, layout="constrained"
+    )
+    drawn = [each.plot(ax) for each, ax in zip(found.values(), axes.flat, strict=False)]
+    for name, ax in zip(found, drawn, strict=True):
+        ax.set_title(f"{name}, {ax.get_title()}", fontsize=9)
+        ax.set_xlabel("")
+    for ax in axes.flat[len(drawn) :]:
+        figure.delaxes(ax)
+    return drawn
+
+
+def _import_pyplot() -> Any:
+    try:
+        from matplotlib import pyplot as plt  # nothing else needs it
+    except ModuleNotFoundError:
+        what = "plots need matplotlib, which is not installed"
+        raise SpecError(what, "plot", "pip install 'dpdask[plot]'") from None
+    return plt
 
 
 def _write(number: Any) -> str:
@@ -315,13 +421,8 @@ def _find_score_ends(
 
 def find_half(error: Any, bias: Any) -> float:
     """Return the median half-width of 95 % intervals; infinite where none is known."""
-    half = np.asarray(NORMAL_95 * error + bias, dtype=np.float64)
+    half = np.asarray(NORMAL_95 * error + bias, float)
     return float(np.nanmedian(half)) if np.isfinite(half).any() else math.inf
-
-
-def _find_no_ends(_: float) -> tuple[float, float]:
-    """Return the ends of what has none."""
-    return np.nan, np.nan
 
 
 def _name_nulls(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -14,12 +14,15 @@ import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.measured import WITHOUT_NULLS
+from dpdask.analysis.opened import Refusals
 from dpdask.analysis.opened_points import AVERAGES, KeptColumns, read_as_python
 from dpdask.analysis.points import Points
 from dpdask.analysis.ranks import RankAnswers, to_floats
-from dpdask.analysis.results import Query, Result, clip_to, find_half
+from dpdask.analysis.results import TABLES, Query, Result, clip_to, find_half
+from dpdask.analysis.subset import intercept_by_means
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.arrays import Floats
+from dpdask.engine.lazy import read_frame
 from dpdask.errors import SpecError
 from dpdask.inference.noisy_ranks import NoisyRanks
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, group_counts, outcome_counts
@@ -70,7 +73,6 @@ _NOISY_RANKS = (
 _NOISY_REFERENCE = "the reference is noisy counts of the table; what their noise changes is not in the standard error, and is large for few rows"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedRows(KeptColumns):
     """Rows whose private values were randomised by public channels.
 
@@ -81,7 +83,11 @@ class OpenedRows(KeptColumns):
     """
 
     measures_levels: ClassVar[bool] = True
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+    plain_use: ClassVar[str] = (
+        "plain group means and slopes of these rows are biased, since their noise weakens how columns depend on each other; "
+        "ask the opened release, as in release.groupby(…).mean(…)"
+    )
+    refusals: ClassVar[Refusals] = {
         "mean": (
             "both columns have noise of their own",
             "use crosstab(), or group by a column that was kept",
@@ -113,7 +119,9 @@ class OpenedRows(KeptColumns):
         answer = self._plan_rows(asked)
         if self._is_weighed(asked):
             return partial(self._answer_of_table, asked)
-        if asked.kind not in ("histogram", "crosstab") or not self._reference.get("fraction"):
+        if asked.kind not in ("histogram", "crosstab", "count") or not self._reference.get(
+            "fraction"
+        ):
             return answer
 
         def answer_of_released() -> Result:
@@ -126,7 +134,7 @@ class OpenedRows(KeptColumns):
     def _plan_rows(self, asked: Query) -> Callable[[], Any]:
         question, names = asked.kind, asked.names
         first, *others = names
-        private = [name for name in names if not self._is_kept(name)]
+        private = self._list_private(names)
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
         if (ranks := self._plan_ranks(asked)) is not None:
             return ranks
@@ -165,11 +173,14 @@ class OpenedRows(KeptColumns):
                 ):
                     raise self._no_dependence(question, *names)
                 return lambda: self._crosstab_private(first, *others)
-            case "slope" if not joint:
-                if len(private) > 1 or not self._has_channel(private[0]):
+            case "slope" | "intercept" | "r_squared" if not joint:
+                is_told = len(private) == 1 and self._has_channel(private[0])
+                if question == "r_squared" or not is_told:
                     raise self._refusal(question, *names)
                 self._check_no_dates(names)
                 self._check_no_texts(private)
+                if question == "intercept":
+                    return lambda: intercept_by_means(self, first, others)
                 return lambda: self._correct_slope(private[0], first, others)
         if private and self._n_reference is None and question in AVERAGES:
             what = "its reference is a declared distribution or another table, which the released values lean to by an unknown amount"
@@ -178,7 +189,7 @@ class OpenedRows(KeptColumns):
                 ", ".join(private),
                 "use columns of levels, or a release whose reference is made of its own rows",
             )
-        return super(OpenedRows, self)._plan(asked)
+        return super()._plan(asked)
 
     def _is_weighed(self, asked: Query) -> bool:
         """Return whether the whole table is estimated: numbers of rows are published, and the noise of each private column is a known channel."""
@@ -186,13 +197,13 @@ class OpenedRows(KeptColumns):
         unit = self.content["guarantee"]["unit"]
         if not (isinstance(unit, dict) and unit.get("publish_counts")):
             return False
-        private = [name for name in names if not self._is_kept(name)]
+        private = self._list_private(names)
         if any(map(self._is_of_dates, names)) or not all(map(self._has_channel, private)):
             return False
         match asked.kind:
             case "mean":
                 return not set(names[1:]) & set(private)
-            case "histogram" | "quantile":
+            case "histogram" | "quantile" | "count":
                 return not private
             case "slope":
                 return len(private) < 2 and not any(
@@ -208,7 +219,7 @@ class OpenedRows(KeptColumns):
         names, first = asked.names, asked.names[0]
         unit = UnitColumn.model_validate(self.content["guarantee"]["unit"])
         weight = str(unit.weight)
-        private = [name for name in names if not self._is_kept(name)]
+        private = self._list_private(names)
         columns = {name: ReleasedColumn.from_card(self.content, name) for name in private}
         read = itertools.chain(*(column.outcomes.columns for column in columns.values()))
         frame = self._read(list(dict.fromkeys([*names, *read, unit.column, weight])))
@@ -226,22 +237,23 @@ class OpenedRows(KeptColumns):
         """Return what answers a question about a column of numbers by the channel of its ranks; None if that is not known or not needed."""
         question, names = asked.kind, asked.names
         name, *others = names
-        if self._is_kept(name) or not self._is_kept(*others):
-            return None
-        alone = self._n_reference is None and not others
-        if question not in (("mean", "histogram", "quantile") if alone else ("mean", "slope")):
-            return None
-        if not (alone or others):
+        kinds: tuple[str, ...] = ("mean", "slope", "intercept")
+        if not others:  # of all rows, the released values tell what the reference keeps
+            kinds = ("mean", "histogram", "quantile") if self._n_reference is None else ()
+        if self._is_kept(name) or not self._is_kept(*others) or question not in kinds:
             return None
         told = NoisyRanks.from_card(self._column(name))
-        if told is None and not self._tells_held_out(name):
-            return None
+        if told is None:
+            # whether released values tell the reference, which is held-out rows
+            spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
+            if self._is_chain or self._n_reference is None or spread > _MOST_SPREAD:
+                return None
         scale = DateScale.of_card(self._column(name))
         ends = self._check_within(name, asked.within, scale) or self._bounds_of(name)
-        if question == "slope":
+        if question in ("slope", "intercept"):
             self._check_no_dates(names)
             self._check_no_texts(others)
-        if question in ("mean", "slope"):
+        if question != "quantile" and question != "histogram":
             self._level_values(name, asked.values)  # which it has none of
             if ends is None:
                 what = "values beyond the reference may be anything, since no bounds were declared"
@@ -251,9 +263,11 @@ class OpenedRows(KeptColumns):
             measured = self._find_measured(name)
             if asked.within is None and measured is not None:
                 measured.check_mean(name)
+        if question == "intercept":
+            return lambda: intercept_by_means(self, name, others)
 
         def find() -> Result:
-            frame = self.to_pandas(names)
+            frame = self._read_rows(names)
             zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
             channel = told or self._read_ranks(name, frame[name], zone)
             answers = RankAnswers(
@@ -268,11 +282,6 @@ class OpenedRows(KeptColumns):
                 return asked.put(answers, edges=edges)
 
         return find
-
-    def _tells_held_out(self, name: str) -> bool:
-        """Return whether released values tell the reference of a column of numbers, which is held-out rows."""
-        spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
-        return not self._is_chain and self._n_reference is not None and spread <= _MOST_SPREAD
 
     def _read_ranks(self, name: str, released: pd.Series, scale: DateScale | None) -> NoisyRanks:
         type_ = self._types.field(name).type
@@ -294,34 +303,29 @@ class OpenedRows(KeptColumns):
 
     @cached_property
     def _channels(self) -> dict[str, ReleasedColumn]:
-        """The columns whose channels were read, as `_find_channel` returns them."""
+        """The columns whose channels were read."""
         return {}
 
     def _read_channel(self, name: str) -> ReleasedColumn:
         """Return a column with its channel, and with what its own shares say of all rows; these are found once."""
-        if name not in self._channels:
-            self._channels[name] = self._find_channel(name)
-        return self._channels[name]
-
-    def _find_channel(self, name: str) -> ReleasedColumn:
         from dpdask.inference.debias import ReleasedColumn  # many questions need no channel
 
-        released = ReleasedColumn.from_card(self.content, name)
-        if not self._keeps_distribution(name):
-            return replace(released, at_most=np.ones(len(released.levels)), follows=False)
-        return replace(released, at_most=self._read_margin(released)[1])
+        if name not in self._channels:
+            found = ReleasedColumn.from_card(self.content, name)
+            if self._keeps_distribution(name):
+                found = replace(found, at_most=self._read_margin(found)[1])
+            else:
+                found = replace(found, at_most=np.ones(len(found.levels)), follows=False)
+            self._channels[name] = found
+        return self._channels[name]
 
     def _correct_mean(self, name: str, numbers: Floats, by: str | None = None) -> Result:
-        if by is None:
-            found = self._correct(
-                name, lambda column, rows, near: column.mean(rows, numbers, approximate=near)
-            )
-        else:
-            found = self._correct(
-                name,
-                lambda column, rows, near: column.group_means(rows, by, numbers, approximate=near),
-                by,
-            )
+        def estimate(column: ReleasedColumn, rows: Frame, near: bool) -> Estimate:
+            if by is None:
+                return column.mean(rows, numbers, approximate=near)
+            return column.group_means(rows, by, numbers, approximate=near)
+
+        found = self._correct(name, estimate, *([] if by is None else [by]))
         known = np.isfinite(numbers)
         limits = found.limits if known.all() else (*found.limits, WITHOUT_NULLS)
         if not known.any():
@@ -349,13 +353,11 @@ class OpenedRows(KeptColumns):
         frame, sizes = found.estimate, found.estimate.sum(axis=1).to_numpy()
         most = pd.DataFrame(np.minimum.outer(sizes, rows_of_level), frame.index, frame.columns)
         found = replace(found, possible=(0.0, most), drawn=(float(self.n_rows),) * 2)
-        return found if first else _change_parts(found, lambda part: part.T)
+        return found if first else found.change(lambda part: part.T)
 
     def _correct_slope(self, name: str, response: str, features: Sequence[str]) -> Result:
-        covariates, explained = (
-            [feature for feature in features if feature != name],
-            None if response == name else response,
-        )
+        covariates = [feature for feature in features if feature != name]
+        explained = None if response == name else response
         found = self._correct(
             name,
             lambda column, rows, near: column.slope(
@@ -364,7 +366,7 @@ class OpenedRows(KeptColumns):
             response,
             *features,
         )
-        return _change_parts(found, lambda part: part.loc[list(features)])
+        return found.change(lambda part: part.loc[list(features)])
 
     def _bound_crosstab(self, name: str, kept: str, first: bool) -> Result:
         """Return the released table of a column that has no channel on its own levels; its intervals are what the two distributions allow (Fréchet's bounds)."""
@@ -389,7 +391,7 @@ class OpenedRows(KeptColumns):
         error = self.n_rows * np.sqrt(drawn + np.maximum(of_reference, 0.0))
         estimate = np.clip(counts, least, most)
         bias = np.maximum(estimate - least, most - estimate)
-        columns = pd.Index(list(levels), name=name)
+        columns = pd.Index(levels, name=name)
         parts = [
             pd.DataFrame(table, groups, columns) for table in (estimate, error, bias, least, most)
         ]
@@ -401,7 +403,7 @@ class OpenedRows(KeptColumns):
             possible=(parts[3], parts[4]),
             drawn=(float(self.n_rows),) * 2,
         )
-        return found if first else _change_parts(found, lambda part: part.T)
+        return found if first else found.change(lambda part: part.T)
 
     def _crosstab_private(self, first: str, second: str) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""
@@ -418,20 +420,19 @@ class OpenedRows(KeptColumns):
             Outcomes(columns=(first, second), levels=(one.levels, two.levels)),
         )
         margins, ends = zip(*map(self._read_margin, (one, two)), strict=True)
-        value, error, bias = (
-            part.ravel() for part in estimate_pairs(margins[0], margins[1], counts.reshape(sizes))
-        )
+        parts = estimate_pairs(margins[0], margins[1], counts.reshape(sizes))
+        value, error, bias = (pd.Series(part.ravel()) for part in parts)
         pair = replace(
             one,
             name=f"{first} × {second}",
             levels=tuple(range(n_pairs)),
-            matrix=np.kron(one.matrix, two.matrix).astype(np.float64),
+            matrix=np.kron(one.matrix, two.matrix).astype(float),
             at_most=None,
         )
         near = Estimate(
-            value=pd.Series(value),
-            standard_error=pd.Series(error),
-            worst_bias=pd.Series(bias),
+            value=value,
+            standard_error=error,
+            worst_bias=bias,
             condition_number=pair.condition_number,
         )
         found = self._result(
@@ -439,7 +440,7 @@ class OpenedRows(KeptColumns):
                 lambda is_near: near if is_near else pair.distribution(counts, approximate=False)
             )
         )
-        index, columns = (pd.Index(list(column.levels), name=column.name) for column in (one, two))
+        index, columns = (pd.Index(column.levels, name=column.name) for column in (one, two))
 
         def shape(part: Any) -> pd.DataFrame:
             table = self.n_rows * np.asarray(part).reshape(sizes)
@@ -447,7 +448,7 @@ class OpenedRows(KeptColumns):
 
         # no pair is more frequent than one of its levels
         possible = 0.0, shape(np.minimum.outer(*ends))
-        found = _change_parts(found, shape)
+        found = found.change(shape)
         return replace(found, possible=possible, drawn=(float(self.n_rows),) * 2)
 
     def _read_margin(self, column: ReleasedColumn) -> tuple[Margin, Floats]:
@@ -455,11 +456,11 @@ class OpenedRows(KeptColumns):
         from dpdask.inference.pairs import Margin
 
         found = self.share(column.name)
-        value = np.asarray(found.estimate, dtype=np.float64)
-        error = np.zeros(len(value)) + np.asarray(found.standard_error, dtype=np.float64)
-        bias = np.zeros(len(value))
-        if found.bias_bound is not None:
-            bias = bias + np.asarray(found.bias_bound, dtype=np.float64)
+        value = np.asarray(found.estimate, float)
+        error, bias = (
+            np.zeros(len(value)) + np.asarray(0.0 if part is None else part, float)
+            for part in (found.standard_error, found.bias_bound)
+        )
         most = value + _SURELY * error + bias
         most = np.where(np.isnan(most), 1.0, np.clip(most, 0.0, 1.0))
         margin = Margin(
@@ -468,8 +469,8 @@ class OpenedRows(KeptColumns):
         return margin, most
 
     def _result(self, found: Estimate) -> Result:
-        bias = np.asarray(found.worst_bias, dtype=np.float64)
-        value = np.asarray(found.value, dtype=np.float64)
+        bias = np.asarray(found.worst_bias, float)
+        value = np.asarray(found.value, float)
         known = bool((np.isfinite(bias) | np.isnan(value)).all())
         limits = [_LIKELY_BIAS] if known and bias.any() else []
         if known and (lost := int((bias > np.abs(value)).sum())):
@@ -483,7 +484,7 @@ class OpenedRows(KeptColumns):
         if (absent & (value == 0.0)).any():
             limits.append(_ABSENT)
         if absent.any():  # an error of 0 that is not one
-            error = error.mask(absent) if isinstance(error, pd.Series | pd.DataFrame) else None
+            error = error.mask(absent) if isinstance(error, TABLES) else None
         return Result(
             estimate=found.value,
             standard_error=error,
@@ -493,7 +494,9 @@ class OpenedRows(KeptColumns):
 
     def _rows(self, names: Sequence[str]) -> Frame:
         chosen = list(dict.fromkeys(names))
-        return self._read(chosen) if self.n_rows <= _IN_MEMORY else self.to_dask()[chosen]
+        if self.n_rows <= _IN_MEMORY or self.derived.keys() & set(chosen):
+            return self._read(chosen)
+        return read_frame(self.folder, self.shards)[chosen]
 
     # ---- what the card says of the noise
 
@@ -581,33 +584,25 @@ class OpenedRows(KeptColumns):
 
     def _find_deviation(self, names: Sequence[str]) -> float | None:
         """Return the standard deviation of a noisy count in the reference's table of one or two columns of levels; None if the card does not tell."""
-        kind, accounting = (
-            self._reference["kind"],
-            self.content["accounting"],
-        )
+        kind, accounting = self._reference["kind"], self.content["accounting"]
         if kind == "histogram" and len(names) == 1:
-            sensitivity = (
-                2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1
-            ) * int(accounting["rows_per_unit"])
-            return math.sqrt(2.0) * sensitivity / float(accounting["epsilon_reference"][names[0]])
+            changes = 2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1
+            sensitivity = math.sqrt(2.0) * changes * int(accounting["rows_per_unit"])
+            return sensitivity / float(accounting["epsilon_reference"][names[0]])
         if kind != "tree" or len(names) > 2:
             return None
         n_columns = sum(
             column["role"] == "privatised" for column in self.content["columns"].values()
         )
         # one-way tables, all pairs if more than one, edges
-        drawn = [deviation for _, deviation in self._counts[-min(n_columns, 3) :]]
-        return (
-            drawn[0]
-            if len(names) == 1
-            else 1.0 / math.hypot(*(1.0 / deviation for deviation in drawn[1:]))
-        )
+        first, *pairs = (deviation for _, deviation in self._counts[-min(n_columns, 3) :])
+        return first if len(names) == 1 else 1.0 / math.hypot(*(1.0 / each for each in pairs))
 
     def _points(self, *names: str) -> Points:
         """Return the released values of columns whose own, or joint, distribution is kept."""
-        private = [name for name in names if not self._is_kept(name)]
+        private = self._list_private(names)
         if not private:
-            return super(OpenedRows, self)._points(*names)
+            return super()._points(*names)
         levels, cells, rank_noise = self._level_map(private), None, {}
         if len(levels) == len(names) <= 2:
             # a point for each level, or pair of levels, with its number of released rows
@@ -623,7 +618,7 @@ class OpenedRows(KeptColumns):
             if (deviation := self._find_deviation(names)) is not None:
                 cells = NoisyCells(frame=points.frame, variance=(deviation / self.n_rows) ** 2)
         else:
-            points = super(OpenedRows, self)._points(*names)
+            points = super()._points(*names)
         reference = self._reference["kind"]
         counted, has_numbers = reference in _COUNTED, len(levels) < len(private)
         references = {name: self._column(name).get("reference", {}) for name in private}
@@ -683,18 +678,3 @@ def _count_beyond(reference: Mapping[str, Any]) -> float:
     sides = reference.get("beyond", {}).values()
     most = (float(side["count"] + _SURE * side["standard_deviation"]) for side in sides)
     return sum(max(0.0, each) for each in most)
-
-
-def _change_parts(found: Result, change: Callable[[Any], Any]) -> Result:
-    """Return a result whose Series or frames are changed."""
-    parts = (found.estimate, found.standard_error, found.bias_bound, *(found.possible or ()))
-    estimate, error, bias, *possible = (
-        change(part) if isinstance(part, pd.Series | pd.DataFrame) else part for part in parts
-    )
-    return replace(
-        found,
-        estimate=estimate,
-        standard_error=error,
-        bias_bound=bias,
-        possible=tuple(possible) if possible else None,
-    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats, Pair, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Codes, add_up, level_codes
 from dpdask.mechanisms.card import microseconds_of
@@ -20,7 +19,7 @@ _MOST_LEVELS = 10_000
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DateScale:
     """How the dates of a column are numbers."""
 
@@ -85,11 +84,8 @@ class DateScale:
 
     def _count(self, numbers: Floats) -> Codes:
         known = np.isfinite(numbers)
-        missing = np.iinfo(np.int64).min  # NaT
-        micro: Codes = np.where(
-            known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
-        ).astype(np.int64)
-        micro[~known] = missing
+        micro = np.rint(np.where(known, numbers, 0.0) * self.microseconds).astype(np.int64)
+        micro[~known] = np.iinfo(np.int64).min  # NaT
         return micro
 
 
@@ -121,6 +117,12 @@ def in_units(scale: DateScale | None, estimate: Any, error: Any, bias: Any) -> t
         return estimate, error, bias
     spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
     found = scale.to_dates(np.atleast_1d(estimate)), *spans
+    if isinstance(estimate, pd.Series):
+        date, *others = found
+        error, bias = (
+            pd.Series(each, estimate.index) if len(each) == len(date) else each for each in others
+        )
+        return pd.Series(date, estimate.index), error, bias
     return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
 
 
@@ -142,35 +144,65 @@ def list_cells(column: Mapping[str, Any]) -> list[object]:
     if "levels" in column:
         return list(column["levels"])
     least, edges = _least_values(column)
-    single: list[object] = [math.nan] if column["nulls"] == "level" else []
-    means = np.array(column.get("means") or (least + edges[1:]) / 2.0, dtype=np.float64)
-    # none has a value between an atom and the whole number below it
-    atoms = np.array(column["atoms"], dtype=np.float64)
+    means = np.array(column.get("means") or (least + edges[1:]) / 2.0, float)
+    return [*_list_single(column), *means[_have_value(column)].tolist()]
+
+
+def _list_single(column: Mapping[str, Any]) -> list[float]:
+    """Return null, as NaN, and the atoms of a column with edges."""
+    return [*([math.nan] if column["nulls"] == "level" else []), *map(float, column["atoms"])]
+
+
+def _have_value(column: Mapping[str, Any]) -> Flags:
+    """Return which ranges of a column with edges have a value: none lies between an atom and the whole number below it."""
+    least, edges = _least_values(column)
     first = least if least[0] > edges[0] else np.nextafter(edges[:-1], np.inf)
-    has_value = (first < edges[1:]) | ~np.isin(edges[1:], atoms)
-    return [*single, *atoms.tolist(), *means[has_value].tolist()]
+    atoms = np.array(column["atoms"], float)
+    return (first < edges[1:]) | ~np.isin(edges[1:], atoms)
 
 
-def _least_values(column: Mapping[str, Any]) -> tuple[Floats, Floats]:
+def list_ends(column: Mapping[str, Any]) -> tuple[Floats, Floats, int, bool]:
+    """Return the least and the greatest value of each cell of a column of a card, how many cells are null or an atom, and whether its values are whole numbers.
+
+    Of levels both are their place in the list.
+    """
+    if "levels" in column:
+        places = np.arange(len(column["levels"]), dtype=float)
+        return places, places, 0, False
+    (least, edges), single, here = _least_values(column), _list_single(column), _have_value(column)
+    low, high = (np.append(single, ends[here]) for ends in (least, edges[1:]))
+    return low, high, len(single), bool(least[0] != edges[0])
+
+
+def find_cells(column: Mapping[str, Any], values: pd.Series) -> Codes:
+    """Return in which cell of a column of a card each of its released values lies."""
+    name = str(values.name)
+    if "levels" in column:
+        return find_levels(values, column["levels"], name)
+    x, (_, edges), here = to_numbers(values, name), _least_values(column), _have_value(column)
+    single = _list_single(column)
+    cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(here) - 1)
+    place = len(single) + np.cumsum(here)[cell] - 1
+    for number, value in enumerate(single):
+        place[np.isnan(x) if math.isnan(value) else x == value] = number
+    return place
+
+
+def _least_values(column: Mapping[str, Any]) -> Pair:
     """Return the least value of each cell, and the edges: a cell does not hold its lower one.
 
     Of whole numbers the first edge lies one below the bound, and so does each edge below the least value of its cell.
     """
-    edges = np.array(column["edges"], dtype=np.float64)
+    edges = np.array(column["edges"], float)
     step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
     return edges[:-1] + step, edges
 
 
-def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
+def cell_ends(column: Mapping[str, Any], values: pd.Series) -> Pair:
     """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
-    scale, (least, edges) = DateScale.of(values), _least_values(column)
-    x = (
-        values.to_numpy(dtype=np.float64, na_value=np.nan)
-        if scale is None
-        else scale.to_numbers(values)
-    )
+    x, (least, edges) = to_numbers(values, str(values.name)), _least_values(column)
     cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
+    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], float))
     least = np.where((least == edges[:-1]) & np.isfinite(least), np.nextafter(least, np.inf), least)
     low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
     return np.where(single, x, low), np.where(single, x, high)
@@ -182,7 +214,7 @@ def to_numbers(values: pd.Series, name: str) -> Floats:
     if scale is not None:
         return scale.to_numbers(values)
     try:
-        numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers: Floats = pd.to_numeric(values).to_numpy(float, na_value=np.nan)
     except (TypeError, ValueError):
         raise SpecError(
             "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
@@ -190,16 +222,17 @@ def to_numbers(values: pd.Series, name: str) -> Floats:
     return numbers
 
 
-def read_within(
-    within: Sequence[Any], where: str, scale: DateScale | None = None
-) -> tuple[float, float]:
-    """Return the two numbers that values are clipped to."""
+def _read_numbers(values: Sequence[Any], where: str, scale: DateScale | None) -> Floats:
+    """Return numbers, or those of dates; none of what is neither."""
     try:
-        found = (
-            np.asarray(within, dtype=np.float64) if scale is None else scale.to_edges(within, where)
-        )
+        return np.asarray(values, float) if scale is None else scale.to_edges(values, where)
     except (TypeError, ValueError):
-        found = np.zeros(0)
+        return np.zeros(0)
+
+
+def read_within(within: Sequence[Any], where: str, scale: DateScale | None = None) -> Ends:
+    """Return the two numbers that values are clipped to."""
+    found = _read_numbers(within, where, scale)
     if found.shape != (2,) or not np.isfinite(found).all() or not found[0] < found[1]:
         use = "write it as in within=(0, 100), of dates as texts or dates"
         raise SpecError("two values that increase are expected", where, use)
@@ -208,7 +241,7 @@ def read_within(
 
 def read_edges(
     bins: int | Sequence[Any],
-    bounds: tuple[float, float] | None,
+    bounds: Ends | None,
     where: str,
     scale: DateScale | None = None,
 ) -> Floats:
@@ -221,10 +254,7 @@ def read_edges(
             what = "a number of ranges needs the bounds of the column, and none were declared"
             raise SpecError(what, where, "give the edges: bins=[0, 10, 20]")
         return np.linspace(*bounds, bins + 1)
-    try:
-        edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, where)
-    except (TypeError, ValueError):
-        edges = np.zeros(0)
+    edges = _read_numbers(bins, where, scale)
     if (
         edges.ndim != 1
         or len(edges) < 2
@@ -260,7 +290,7 @@ def list_values(column: pd.Series) -> Sequence[object] | None:
     return [*([None] if column.hasnans else []), *values]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NoisyCells:
     """The cells that noise was added to, as far as they matter for some columns."""
 

@@ -22,7 +22,7 @@ from dpdask.analysis.values import (
     to_numbers,
     without_levels,
 )
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats
 from dpdask.errors import SpecError
 from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.m_estimators import quantile
@@ -31,7 +31,7 @@ from dpdask.inference.tallies import Codes
 from dpdask.inference.units import WeightedRows
 
 # numbers, their standard errors, those for intervals, and bounds on their biases
-Parts: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+Parts: TypeAlias = Sequence[Floats]
 _LIMITS = (100.0, 30.0, 10.0, 3.0)  # up to which directions of a channel are inverted
 _SURELY = 3.0  # standard errors above 0 that the rows with a value have
 _OF_TABLE = (
@@ -64,7 +64,7 @@ class WeightedAnswers:
     @cached_property
     def _rows(self) -> WeightedRows:
         codes, _ = pd.factorize(self.frame[self.unit])
-        return WeightedRows(units=codes, weights=self.frame[self.weight].to_numpy(dtype=np.float64))
+        return WeightedRows(units=codes, weights=self.frame[self.weight].to_numpy(float))
 
     @property
     def _none(self) -> Codes:
@@ -76,7 +76,7 @@ class WeightedAnswers:
         by: str | None = None,
         *,
         values: Floats | None = None,
-        within: tuple[float, float] | None = None,
+        within: Ends | None = None,
     ) -> Result:
         """Return the mean of a column, or those of the groups of a kept one; rows without a value are left out."""
         levels = self._levels(by) if by is not None else [None]
@@ -101,20 +101,24 @@ class WeightedAnswers:
             with np.errstate(invalid="ignore", divide="ignore"):
                 return value, error, wide, (off + np.abs(value) * absent) / of_rows
 
-        index = None if by is None else pd.Index(list(levels), name=by)
+        index = None if by is None else pd.Index(levels, name=by)
         limits = [] if here.all() else [WITHOUT_NULLS]
         return self._tell(self._choose(average, name), index, limits, possible)
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
         table = self._count_levels(name, self._none, 1)
-        index = pd.Index(list(self._levels(name)), name=name)
-        value, error, wide, bias = (part[0] for part in table)
-        return self._tell((value, error, wide, bias), index)
+        index = pd.Index(self._levels(name), name=name)
+        return self._tell([part[0] for part in table], index)
+
+    def count(self, name: str) -> Result:
+        """Return how many rows of the table have each level of a kept column."""
+        found = self.share(name)
+        return replace(found.change(lambda part: self._rows.n_rows * part), drawn=None)
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows of the table have each pair of levels."""
-        index, columns = (pd.Index(list(self._levels(each)), name=each) for each in (first, second))
+        index, columns = (pd.Index(self._levels(each), name=each) for each in (first, second))
         if first in self.released and second in self.released:
             table = self._count_pairs(first, second)
         else:
@@ -122,16 +126,16 @@ class WeightedAnswers:
             levels = self._levels(kept)
             groups = find_levels(self.frame[kept], levels, kept)
             table = self._count_levels(own, groups, len(levels))
-            table = (table[0].T, table[1].T, table[2].T, table[3].T) if own == first else table
-        value, error, wide, bias = (self._rows.n_rows * part for part in table)
-        return self._tell((value, error, wide, bias), index, columns=columns)
+            table = [part.T for part in table] if own == first else table
+        parts = [self._rows.n_rows * part for part in table]
+        return self._tell(parts, index, columns=columns)
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows of the table lie in each range [edge, next edge) of a kept column; the last holds its upper edge too."""
         x, n = to_numbers(self.frame[name], name), len(edges) - 1
         found = self._rows.share(np.ones(len(x)), find_ranges(x, edges), n + 1)
-        value, error, wide = (self._rows.n_rows * part[:n] for part in found)
-        return self._tell((value, error, wide, np.zeros(n)), index_ranges(edges, None, name))
+        parts = [self._rows.n_rows * part[:n] for part in found]
+        return self._tell([*parts, np.zeros(n)], index_ranges(edges, None, name))
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile of a kept column, its interval by ranks (Woodruff 1952)."""
@@ -139,10 +143,10 @@ class WeightedAnswers:
         here = np.isfinite(x)
         own, weights = x[here], self._rows.weights[here]
         value = quantile(own, weights, q)
-        below, known = (here & (x <= value)).astype(np.float64), here.astype(np.float64)
+        below, known = (here & (x <= value)).astype(float), here.astype(float)
         of_rank = float(self._rows.average(below, known, self._none, 1)[2][0])
 
-        def find_ends(deviations: float) -> tuple[float, float]:
+        def find_ends(deviations: float) -> Ends:
             ranks = (q - deviations * of_rank, q + deviations * of_rank)
             low, high = (
                 quantile(own, weights, float(np.clip(rank, 1e-12, 1.0 - 1e-12))) for rank in ranks
@@ -167,7 +171,7 @@ class WeightedAnswers:
             if name not in self.released:
                 columns.append(to_numbers(self.frame[name], name))
                 continue
-            values = np.array(self._levels(name), dtype=np.float64)
+            values = np.array(self._levels(name), float)
             values = values - values.mean()
             columns.append(self._invert(name, values))
             squares[place] = self._invert(name, values**2)
@@ -175,7 +179,7 @@ class WeightedAnswers:
         here: Flags = np.logical_and.reduce(np.isfinite(table), axis=1)
         centre = np.average(table[here], axis=0, weights=self._rows.weights[here])
         table = np.where(here[:, None], table - centre, 0.0)
-        y, x = table[:, 0], np.column_stack([here.astype(np.float64), table[:, 1:]])
+        y, x = table[:, 0], np.column_stack([here.astype(float), table[:, 1:]])
         left, right = x[:, :, None] * x[:, None, :], x * y[:, None]
         for place, square in squares.items():
             if place:
@@ -185,17 +189,13 @@ class WeightedAnswers:
                     here, square - 2.0 * c * (table[:, place] + c) + c**2, 0.0
                 )
         try:
-            value, error, wide = self._rows.solve(left, right)
+            parts = self._rows.solve(left, right)
         except np.linalg.LinAlgError:
-            raise SpecError(
-                "the covariates are collinear, or are so without one unit",
-                "slope",
-                "leave out one that the others determine",
-            ) from None
+            what = "the covariates are collinear, or are so without one unit"
+            raise SpecError(what, "slope", "leave out one that the others determine") from None
         self._check_spread(left, squares, names)
-        index = pd.Index(list(features))
-        none = np.zeros(len(features))
-        return self._tell((value[1:], error[1:], wide[1:], none), index)
+        index = pd.Index(features)
+        return self._tell([*(part[1:] for part in parts), np.zeros(len(features))], index)
 
     def _check_spread(
         self, left: Floats, squares: Mapping[int, Floats], names: Sequence[str]
@@ -295,11 +295,11 @@ class WeightedAnswers:
         parts: Parts,
         index: pd.Index | None,
         limits: Sequence[str] = (),
-        possible: tuple[float, float] | None = None,
+        possible: Ends | None = None,
         *,
         columns: pd.Index | None = None,
     ) -> Result:
-        value, error, wide, bias = (np.asarray(part, dtype=np.float64) for part in parts)
+        value, error, wide, bias = (np.asarray(part, float) for part in parts)
         # one of 0 is not known
         error, wide = (np.where(error > 0.0, each, np.nan) for each in (error, wide))
         limits = [_OF_TABLE.format(column=self.unit, weight=self.weight), *limits]

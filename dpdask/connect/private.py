@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 import yaml
@@ -36,9 +36,6 @@ from dpdask.connect.spec import (
 )
 from dpdask.errors import OutputError, SpecError, TemporaryError
 from dpdask.startup import collect_rarely, finish_first, import_locks
-
-if TYPE_CHECKING:
-    from distributed.security import Security
 
 fcntl = import_locks()
 _LONGEST_MARGIN = 300  # seconds
@@ -234,24 +231,6 @@ def find_lifetime(walltime: int) -> tuple[int, int]:
     return walltime - margin, margin // 2
 
 
-def _make_security(folder: Path) -> Security:
-    """Return certificates made for this run, as files of mode 0600: the jobs' scripts name them."""
-    from distributed.security import Security
-
-    made = Security.temporary()
-    texts = {"ca": made.tls_ca_file, "cert": made.tls_worker_cert, "key": made.tls_worker_key}
-    paths = {part: folder / f"{part}.pem" for part in texts}
-    for part, path in paths.items():
-        path.touch(mode=0o600)
-        path.write_text(texts[part])
-    options = {
-        f"tls_{role}_{part}": str(paths[part])
-        for role in ("client", "scheduler", "worker")
-        for part in ("cert", "key")
-    }
-    return Security(require_encryption=True, tls_ca_file=str(paths["ca"]), **options)
-
-
 def slurm_options(cluster: Slurm, folder: Path) -> dict[str, Any]:
     """Return dask-jobqueue's options: the site's own, and workers with a private folder each."""
     lifetime, stagger = find_lifetime(cluster.walltime_seconds)
@@ -272,6 +251,20 @@ def slurm_options(cluster: Slurm, folder: Path) -> dict[str, Any]:
         f"127.0.0.1:0 --lifetime {lifetime}s --lifetime-stagger {stagger}s"
     )
     site = {name: dask.config.get(f"jobqueue.slurm.{name}") for name in _SITE}
+    # certificates made for this run, as files of mode 0600: the jobs' scripts name them
+    from distributed.security import Security
+
+    made = Security.temporary()
+    texts = {"ca": made.tls_ca_file, "cert": made.tls_worker_cert, "key": made.tls_worker_key}
+    paths = {part: folder / f"{part}.pem" for part in texts}
+    for part, path in paths.items():
+        path.touch(mode=0o600)
+        path.write_text(texts[part])
+    options = {
+        f"tls_{role}_{part}": str(paths[part])
+        for role in ("client", "scheduler", "worker")
+        for part in ("cert", "key")
+    }
     return {
         "cores": cluster.threads_per_worker,
         "processes": 1,
@@ -281,7 +274,7 @@ def slurm_options(cluster: Slurm, folder: Path) -> dict[str, Any]:
         "account": cluster.account,
         "job_name": "dpdask",
         "protocol": "tls://",
-        "security": _make_security(folder),
+        "security": Security(require_encryption=True, tls_ca_file=str(paths["ca"]), **options),
         "local_directory": '"$DPDASK_SCRATCH"',
         "log_directory": site["log-directory"] or str(folder),
         "job_script_prologue": [*site["job-script-prologue"], *prologue],
@@ -461,7 +454,18 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
             raise KeyError
         # several runs may be at work in one namespace
         name = metadata["name"] = f"{metadata['name']}-{uuid.uuid4().hex[:5]}"
-        metadata |= _describe_owner(metadata.get("labels", {}))
+        # the part of a resource's metadata that names the pod of this driver, and its Job; empty if
+        # nobody names them
+        pod, uid, job = (
+            os.environ.get(f"DPDASK_{name}") for name in ("POD_NAME", "POD_UID", "POD_JOB")
+        )
+        described: dict[str, Any] = {}
+        if job:
+            described["labels"] = {**metadata.get("labels", {}), _JOB_LABEL: job}
+        if pod and uid:
+            owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+            described["ownerReferences"] = [owner]
+        metadata |= described
         worker["replicas"] = cluster.workers
         resource["spec"]["scheduler"]["service"]["selector"] = {
             "dask.org/cluster-name": name,
@@ -482,20 +486,6 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
 
 
 _JOB_LABEL = "dpdask.org/job"
-
-
-def _describe_owner(labels: dict[str, str]) -> dict[str, Any]:
-    """Return the part of a resource's metadata that names the pod of this driver, and its Job; empty if nobody names them."""
-    pod, uid, job = (
-        os.environ.get(f"DPDASK_{name}") for name in ("POD_NAME", "POD_UID", "POD_JOB")
-    )
-    described: dict[str, Any] = {}
-    if job:
-        described["labels"] = {**labels, _JOB_LABEL: job}
-    if pod and uid:
-        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
-        described["ownerReferences"] = [owner]
-    return described
 
 
 def _scheduler_address(name: str, cluster: Kubernetes) -> str:

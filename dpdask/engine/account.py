@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from dpdask.arrays import freeze_class
 from dpdask.documents import Document
 from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
 from dpdask.privacy.events import Series, compose, epsilon, to_dict
@@ -50,8 +51,13 @@ class LedgerPlace(Document):
 
     def __repr_args__(self) -> Iterator[tuple[str, str]]:
         """Give the fields without a user, a password and options of the URL."""
-        yield "url", re.sub(r"(?s)//.*@", "//***@", self.url).partition("?")[0]
+        yield "url", hide_login(self.url)
         yield "dataset", self.dataset
+
+
+def hide_login(url: str) -> str:
+    """Return a URL without its user, its password and its options."""
+    return re.sub(r"(?s)//.*@", "//***@", url).partition("?")[0]
 
 
 def open_ledger(url: str) -> Ledger:
@@ -72,13 +78,22 @@ _NOTHING = Book(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Account:
     """A mechanism and the dataset that it is charged to; without a ledger, nothing is charged."""
 
     mechanism: Mechanism
     place: LedgerPlace | None
     series: Series | None = None  # where the release stands in a series, if it is in one
+    job: str = ""  # its name, and the URL of its output: for those who read the ledger
+    output: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """How the run is called in the ledger."""
+        is_local = self.output.startswith("file://")
+        output = self.output.removeprefix("file://") if is_local else hide_login(self.output)
+        return {"job": self.job, "mechanism": self.mechanism.spec.kind, "output": output}
 
     def cost(self, sample: str = "") -> Charge:
         """Return the price of the release: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
@@ -96,8 +111,9 @@ class Account:
         )
         # its rows alone: the reference was paid for by the first release
         if self.mechanism.continued:
-            return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event))
-        return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
+            return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event), names=self.names)
+        price = budget.epsilon, budget.delta
+        return Charge(epsilon=price[0], delta=price[1], event=to_dict(event), names=self.names)
 
     def read(self) -> Book:
         """Return the dataset's ledger, whose chain is checked now; an empty one without a ledger."""
@@ -146,7 +162,7 @@ class Account:
         -------
         Who reads the ledger has the key. Where the rows' places are named by digests of the files,
         such a reader could test guesses of a private value by the name, so `hide` replaces it; but
-        not one that the ledger holds already, as versions before 0.3.0 wrote it.
+        not one that the ledger holds already, as versions before 1.0.0 wrote it.
         """
         assert self.place is not None
         name = blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
@@ -178,13 +194,14 @@ class Account:
     def refuse(self, run_id: str, sample: str, *, drawn: bool) -> None:
         """Record that a run read rows and refused them; it is charged if noise was `drawn` or if the dataset is strict."""
         if self.place is not None:
-            cost = self.cost(sample) if drawn or self.is_strict else FREE
+            charged = drawn or self.is_strict
+            cost = self.cost(sample) if charged else replace(FREE, names=self.names)
             open_ledger(self.place.url).refuse(self.place.dataset, run_id, cost)
 
     def describe_balances(
         self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool
     ) -> dict[str, Any] | None:
-        """Return the part of a plan on the dataset: its ε spent before and after the release, and its limit; None without a ledger.
+        """Return the part of a plan on the dataset: its ε spent before and after the release, its limit, and how many `further` releases like it fit then; None without a ledger.
 
         Parameters
         ----------
@@ -204,13 +221,17 @@ class Account:
         sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
         book = self.read()
         before = book.balance
-        after = book.compute_balance([self.cost(sample)] if spends else [])
+        cost = self.cost(sample)
+        plus = [cost] if spends else []
+        after = book.compute_balance(plus)
         return {
             "limit": before.epsilon_limit,
             "before": before.epsilon_spent,
             "after": after.epsilon_spent,
             "runs": before.n_runs,
             "fits": fits,
+            # of a series nothing is told: its new rows may cost nothing more
+            "further": None if self.series else book.count_further(cost, plus),
             "uncovered_before": before.coverage.uncovered,
             "uncovered_after": after.coverage.uncovered,
             "coverage": after.coverage.text,

@@ -25,7 +25,7 @@ from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from threadpoolctl import threadpool_limits
 
 from dpdask.channels import find_scale, solve_unbiased, solve_weights
 from dpdask.errors import DpdaskError, InternalError, TemporaryError, list_names, say_count
@@ -33,6 +33,7 @@ from dpdask.io.encrypted import drop_key, exchange_keys, hold_key
 from dpdask.io.encrypted import list_names as list_key_names
 from dpdask.io.filesystems import set_options
 from dpdask.io.parquet import FOOTERS
+from dpdask.kernels import one_thread
 from dpdask.startup import Stamp, finish_first
 from dpdask.stats.statistic import FAN_IN
 from dpdask.steps import LOG
@@ -483,20 +484,6 @@ def _describe_largest(arguments: Sequence[Any], limit: int | None) -> tuple[str 
         largest.where,
         size if limit is None else f"{size}, and a worker may use {format_bytes(limit)}",
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Give BLAS one thread in this process until the block ends: more wait for each other beside other tasks, and could round differently."""
-    with _find_pools(len(sys.modules)).limit(limits=1):
-        yield
-
-
-@functools.lru_cache(maxsize=1)
-def _find_pools(n_modules: int) -> ThreadpoolController:
-    """Return the thread pools of the libraries in this process; the number of imported modules tells whether there may be others by now."""
-    del n_modules
-    return ThreadpoolController()
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpdask.arrays import Words
+from dpdask.arrays import Words, freeze_class
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
@@ -26,7 +25,7 @@ _NULL, _VALUE, _NEXT, _EMPTY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Hashing:
     """What all tasks share."""
 

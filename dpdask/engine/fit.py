@@ -6,27 +6,30 @@ The order is fixed here, so no mechanism can draw noise before it is charged, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
 from dpdask.archive import Archived, salt
-from dpdask.engine.compute import Progress, one_thread
+from dpdask.arrays import freeze_class
+from dpdask.engine.compute import Progress
 from dpdask.engine.scan import Scanned, bound_units, scan
 from dpdask.engine.source import Source
 from dpdask.engine.work import TableWork, keep
-from dpdask.errors import DataError, InternalError
+from dpdask.errors import DataError, InternalError, MissingError
 from dpdask.io.storage import NOISY_NAME, RELEASE_NAME
+from dpdask.kernels import one_thread
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import noises
 from dpdask.references.counts import write_counts
 from dpdask.references.reference import ColumnStatistic
+from dpdask.stats.statistic import Check
 from dpdask.steps import step
 from dpdask.streams import stream, words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Fitted:
     """What the barrier left beside the run key; the state file keeps it."""
 
@@ -181,7 +184,7 @@ def carry_on(
         Called after the rows were checked: from then on the run is charged.
     """
     work = bound_units(source, work, progress)
-    statistic = ColumnStatistic(codecs=work.codecs)
+    statistic = Check(ColumnStatistic(codecs=work.codecs))
     counted = scan(source, work, statistic, "survey", progress, released=True, number=0)
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
@@ -215,14 +218,17 @@ def _read_rounds(
     key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
     rounds: list[tuple[Mechanism, TableWork, Archived | None]] = []
-    while work.secrets.exists(name := _name_noise(len(rounds))):
+    while True:
         search = mechanism.search
-        drawn = (search or mechanism).read_drawn(work.secrets.read(name), work.columns)
+        try:  # to ask first whether it exists would take two more requests of a store
+            kept = work.secrets.read(_name_noise(len(rounds)))
+        except MissingError:
+            return [*rounds, (mechanism, work, None)]
+        drawn = (search or mechanism).read_drawn(kept, work.columns)
         rounds.append((mechanism, work, drawn))
         if search is None:
             return rounds
         mechanism, work = _take_found(mechanism, work, drawn)
-    return [*rounds, (mechanism, work, None)]
 
 
 def _name_noise(number: int) -> str:
@@ -249,10 +255,7 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
 
 def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
     """Return the name of a pass over the rows before the fit, as the plan has it."""
-    names = [
-        stage.partition(":")[0]
-        for stage in planned.description.stages(work.columns, uncounted=True)
-    ]
+    names = [stage.partition(":")[0] for stage in planned.description.stages(work.columns)]
     return next(iter(names[number:]), "survey")
 
 
@@ -266,14 +269,18 @@ def _count(
     *,
     drawn_before: bool,
 ) -> Scanned[Any]:
-    """Return the exact counts and how many rows of each part are released; without a pass if neither is needed."""
+    """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
+
+    Files are read although footers tell their rows: a value that the schema refuses ends the run
+    before it is charged. A frame that is not computed yet is read once, when it is released.
+    """
     own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
-    known = source.count_released(work) if rows else ()
-    if known is None or (own and not drawn_before):
-        statistic = (mechanism.search or mechanism).statistic(work.columns)
+    if (rows and source.is_lasting) or (own and not drawn_before):
+        statistic: Any = (mechanism.search or mechanism).statistic(work.columns)
+        statistic = statistic if own else Check(statistic)
         found = scan(source, work, statistic, stage, progress, released=rows, number=number)
     else:
-        found = Scanned(value=None, n_released=known)
+        found = Scanned(value=None, n_released=())
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:
         if mechanism.fraction is None:
             raise DataError("the table has no rows", source.where, source.hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,15 @@ from dask import delayed
 
 from dpdask.engine.compute import guard, task_prefix
 from dpdask.engine.scan import Chooser, filter_rows
-from dpdask.engine.source import LISTS, Frame, FramePart, FrameSource, check_index, find_meta
+from dpdask.engine.source import (
+    LISTS,
+    Frame,
+    FramePart,
+    FrameSource,
+    as_frame,
+    check_index,
+    find_meta,
+)
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
 from dpdask.io.parquet import read_schema, read_shard
@@ -89,22 +97,59 @@ def _transform_part(
     work = work.hold_keys()
     key = work.key()  # first: once the key is gone, nothing else is read or written
     check_index(rows.index, meta.index.names)
-    [batch] = part.read(rows, work, released=True)
-    release: RowRelease = load(work.secrets, sha256, release_type)
-    chosen, _ = Chooser(work, part.id, part.number).split(batch)
-    private = filter_rows(batch.select([*work.view.own, *work.also_read]), chosen)
-    seen = work.view.read(private)
-    random = work.view.write(release.randomise(seen, work.codecs, release.streams(key, part.id)))
-    random = random.select([name for name in random.schema.names if name not in work.also_read])
-    kept = [name for name in meta.columns if name not in random.schema.names]
-    released = _convert_kept(rows.loc[chosen, kept].copy(), meta)
-    released.attrs = {}
-    for name in random.schema.names:
-        released[name] = _uncover(_series(random.column(name), meta[name].dtype, released.index))
-    return released[list(meta.columns)]
+
+    def transform() -> Iterator[pd.DataFrame]:
+        """Yield the released rows of each batch."""
+        release: RowRelease | None = None
+        start = 0
+        for batch in part.read(rows, work, released=True):
+            if release is None:
+                release = load(work.secrets, sha256, release_type)
+                chooser = Chooser(work, part.id, part.number)
+                streams = release.streams(key, part.id)
+            chosen, _ = chooser.split(batch)
+            private = filter_rows(batch.select([*work.view.own, *work.also_read]), chosen)
+            drawn = release.randomise(work.view.read(private), work.codecs, streams)
+            random = work.view.write(drawn)
+            names = [name for name in random.schema.names if name not in work.also_read]
+            kept = [name for name in meta.columns if name not in names]
+            own = rows.iloc[start : start + batch.num_rows]
+            released = _convert_kept(own.loc[chosen, kept].copy(), meta)
+            for name in names:
+                values = _series(random.column(name), meta[name].dtype, released.index)
+                released[name] = _uncover(values)
+            yield released[list(meta.columns)]
+            start += batch.num_rows
+
+    return _join(transform(), len(rows))
 
 
-def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
+def _join(pieces: Iterator[pd.DataFrame], most: int) -> pd.DataFrame:
+    """Return frames of few rows as one of at most so many; columns of NumPy's dtypes are held once."""
+    made: dict[str, Any] = {}
+    indices, n_rows = [], 0
+    for piece in pieces:
+        indices.append(piece.index)
+        for name, column in piece.items():
+            if isinstance(column.dtype, np.dtype):
+                if name not in made:
+                    made[name] = np.empty(most, column.dtype)
+                # a value of another dtype is an error, and is not changed in silence
+                np.copyto(made[name][n_rows : n_rows + len(piece)], column, casting="no")
+            else:
+                made.setdefault(name, []).append(column)
+        n_rows += len(piece)
+    index = indices[0].append(indices[1:])
+    for name, own in made.items():
+        if isinstance(own, list):
+            made[name] = pd.concat(own, ignore_index=True).set_axis(index)
+        else:  # no memory behind the rows, where others may have been
+            own.resize(n_rows, refcheck=False)
+            made[name] = pd.Series(own, index, own.dtype, copy=False)  # texts stay objects
+    return pd.DataFrame(made, index, piece.columns, copy=False)
+
+
+def _series(array: pa.ChunkedArray, dtype: Any, index: pd.Index) -> pd.Series:
     """Return an Arrow array as a column of a dtype, every value exactly: nullable dtypes take no way round by floats."""
     if hasattr(dtype, "__from_arrow__"):
         return pd.Series(dtype.__from_arrow__(array), index=index)
@@ -192,9 +237,10 @@ def _is_own(arrow: pa.DataType) -> bool:
 
 def _uncover(column: Any) -> Any:
     """Return a column or an index in memory of its own: without what lies behind its nulls, and in Arrow beside its rows."""
-    array, dtype = column.array, column.dtype
+    dtype = column.dtype
     if not pd.api.types.is_extension_array_dtype(dtype):
         return column
+    array = column.array
     if isinstance(array, pd.arrays.ArrowExtensionArray):
         parts = array.__arrow_array__()
         own = dtype.__from_arrow__(
@@ -266,6 +312,7 @@ def sample_frame(
     rows_per_partition: int,
     seed: int | None,
     where: str | None = None,
+    like: Any = None,
 ) -> Frame:
     """Return a lazy Dask frame of records.
 
@@ -275,10 +322,14 @@ def sample_frame(
         The number of records (None: as many as the release says), and of records in a partition.
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
-    where
-        Which records are wanted; None for all.
+    where, like
+        Which records are wanted, or a public frame that each has the values of a row of; None for
+        all.
     """
-    if where is not None:
+    given = None if like is None else read_like(release, like, n_rows, where)
+    if given is not None:
+        n_rows = given.n_rows
+    elif where is not None:
         release.condition(where)  # refused here, and read again by each task
     check_count("n_rows", 1 if n_rows is None else n_rows)
     check_count("rows_per_partition", rows_per_partition)
@@ -288,14 +339,23 @@ def sample_frame(
         what = f"{n_drawn:,} records would be more than {MAX_PARTITIONS:,} partitions"
         raise SpecError(what, "n_rows", "ask for fewer, or raise `rows_per_partition`")
     starts = range(0, max(1, n_drawn), rows_per_partition)
-    shared = folder, sha256, type(release), seed, n_drawn, where
-    arguments = [
-        (*shared, start, min(rows_per_partition, n_drawn - start), number)
-        for number, start in enumerate(starts)
-    ]
+    arguments: list[tuple[Any, ...]] = []
+    for number, start in enumerate(starts):
+        n = min(rows_per_partition, n_drawn - start)
+        asked = where if given is None else given.part(start, start + n)
+        shared = folder, sha256, type(release), seed, n_drawn, asked
+        arguments.append((*shared, start, n, number))
     meta = record_frame(release, release.types.empty_table(), 0)
     divisions = (*starts, max(0, n_drawn - 1))
     return _make_lazy("sample", _sample_part, arguments, meta, divisions)
+
+
+def read_like(release: RecordRelease, like: Any, n_rows: int | None, where: str | None) -> Any:
+    """Return what a public frame asks for."""
+    if n_rows is not None or where is not None:
+        what = "the frame says how many records, and which"
+        raise SpecError(what, "`like`", "leave `n_rows` and `where` out")
+    return release.condition(as_frame(like))
 
 
 def check_count(name: str, value: int) -> int:
@@ -320,13 +380,13 @@ def _sample_part(
     release_type: type[Any],
     seed: int,
     n_total: int,
-    where: str | None,
+    asked: Any,
     start: int,
     n_rows: int,
     number: int,
 ) -> pd.DataFrame:
     release: RecordRelease = load(folder, sha256, release_type)
-    wanted = () if where is None else (release.condition(where),)
+    wanted = () if asked is None else (release.condition(asked),)
     batches = release.batches(start, n_rows, n_total, RunKey.insecure(seed), str(number), *wanted)
     return record_frame(release, pa.Table.from_batches(batches, release.types), start)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from dpdask.arrays import freeze_class
 from dpdask.engine.compute import guard, make_stage, run_stage
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
@@ -32,6 +32,9 @@ def split_batch(
 ) -> Iterator[tuple[Values, pa.RecordBatch]]:
     """Yield the rows of each combination of values, in their order; the combinations in the order in which they appear."""
     if not batch.num_rows:
+        return
+    if not columns:
+        yield (), batch
         return
     codes, parts = np.zeros(batch.num_rows, np.int64), []
     for name in columns:
@@ -64,8 +67,9 @@ def write_partitions(
     names: Iterator[str],
     *,
     in_folders: bool,
+    new: bool,
 ) -> list[Shard]:
-    """Write the rows of a task as shards of one combination of values each, and return them.
+    """Write the rows of a task as shards of one combination of values each, and return them; without columns, one at least.
 
     Few are written at a time, and few bytes held: the one that was begun first, or that holds the
     most, is closed, and later rows of its values get another one. With `in_folders`, the names of
@@ -78,11 +82,12 @@ def write_partitions(
 
     def open_shard(values: Values) -> ShardWriter:
         place = [name_folders(dict(zip(columns, values, strict=True)))] if in_folders else []
-        return ShardWriter(folder, "/".join([*place, next(names)]), held, few_valued, new=True)
+        return ShardWriter(folder, "/".join([*place, next(names)]), held, few_valued, new=new)
 
     def close(values: Values) -> None:
         partition = dict(zip(columns, values, strict=True))
-        shards.append(writers.pop(values).close(partition))
+        shards.append(writers[values].close(partition or None))
+        del writers[values]
 
     try:
         for values, rows in chain.from_iterable(split_batch(each, columns) for each in batches):
@@ -98,8 +103,10 @@ def write_partitions(
                 taken = min(rooms[values], rows.num_rows - start)
                 writers[values].write(rows.slice(start, taken).select(held.names))
                 start, rooms[values] = start + taken, rooms[values] - taken
-            if sum(writer.n_bytes_held for writer in writers.values()) > _MOST_HELD:
+            if columns and sum(each.n_bytes_held for each in writers.values()) > _MOST_HELD:
                 close(max(writers, key=lambda values: writers[values].n_bytes_held))
+        if not (columns or writers):  # no rows
+            writers[()] = open_shard(())
         for values in [*writers]:
             close(values)
     except BaseException as error:
@@ -110,7 +117,7 @@ def write_partitions(
 
 
 # without a repr: Dask logs the arguments of a failed task
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Reading:
     """What every task needs that lists values."""
 

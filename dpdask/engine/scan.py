@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, count, cycle
 from typing import Any, Generic, NamedTuple
 
@@ -21,8 +21,9 @@ from dask._task_spec import DataNode, List, Task, TaskRef
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive
-from dpdask.arrays import Flags, Floats, Uint32s, Words
+from dpdask.arrays import Flags, Floats, Uint32s, Words, freeze_class
 from dpdask.engine.compute import (
+    Batch,
     Progress,
     Stage,
     add_tree,
@@ -33,12 +34,13 @@ from dpdask.engine.compute import (
     run_stage,
     task_prefix,
 )
-from dpdask.engine.source import Part, Source
+from dpdask.engine.source import LinkedSource, Part, Source
 from dpdask.engine.work import TableWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import BOUNDS_NAME, Folder
 from dpdask.kernels.hashing import siphash
+from dpdask.stats.people import PersonCounts, PersonRows, PersonStatistic
 from dpdask.stats.records import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
     FAN_IN,
@@ -303,7 +305,7 @@ def _plan_bounds(source: Source, work: TableWork) -> Stage:
         merged = [f"{name}-{place}-{number}" for number in range(len(groups))]
         for each, group in zip(merged, groups, strict=True):
             nodes[each] = Task(each, merge_range, group, place, n_ranges)
-        root = add_tree(nodes, merged, merge_units, f"{merging}-{place}")
+        root = add_tree(nodes, merged, merge_parts, f"{merging}-{place}")
         nodes[key] = Task(key, find_bounds, TaskRef(root))
     return make_whole_stage("units", nodes, ends, DataNode(shared, work))
 
@@ -322,8 +324,8 @@ def find_bounds(rows: UnitRows) -> UnitBounds:
 
 
 @guard
-def merge_units(parts: list[UnitRows]) -> UnitRows:
-    """Return the unit statistic of neighbours together."""
+def merge_parts(parts: list[Any]) -> Any:
+    """Return the unit statistic of neighbours, or the tables of several ranges of persons, together."""
     return parts[0].merge(*parts[1:])
 
 
@@ -336,7 +338,7 @@ _MOST_KEPT = 2**28  # bytes
 _ARCHIVE = Archive(kind="counts of a pass", format=2, noun="count")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Scan:
     """What every task of a scan needs: one node of the graph, however many tasks there are."""
 
@@ -344,11 +346,11 @@ class Scan:
     statistic: Statistic[Any]
     # Whether the rows are released later: then they are sealed now, and which of them are released
     # is kept.
-    released: bool
+    released: bool = False
 
 
 # without a repr, since Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Scanned(Generic[Value]):
     """What one pass finds; private, and kept by the driver."""
 
@@ -383,6 +385,9 @@ def scan(
         The round of the pass, if it is one of a run that can be resumed: the name of the file that
         keeps the counts so far.
     """
+    asked: Any = statistic
+    if isinstance(asked, PersonStatistic):
+        return _scan_persons(source, work, asked, stage, progress)
     groups, nodes = _groups(source.parts, statistic.rows_per_task), source.nodes
     if not groups:
         return Scanned(value=statistic.counter().result(), n_released=())
@@ -405,6 +410,111 @@ def scan(
     for found in run_stage(stage_, progress):
         joined.add(found)
     return joined.result()
+
+
+_MOST_RANGES = 256
+
+
+def _scan_persons(
+    source: Source,
+    work: TableWork,
+    statistic: PersonStatistic,
+    stage: str,
+    progress: Progress | None,
+) -> Scanned[Any]:
+    """Return the tables of persons: their rows meet in ranges of the persons' hashes, each of which one task counts.
+
+    Notes
+    -----
+    Workers hold the codes of all rows together, 8 bytes a row and 1 or 2 for each column. A range is
+    held by one worker while it is counted.
+    """
+    # Dask groups tasks by the words of their names: see `task_prefix`
+    cut, end, merging, telling, shared = map(
+        task_prefix, ("cut", "persons", "merge", "told", "work")
+    )
+    whole: Any = statistic
+    nodes: dict[Any, Any] = {}
+    carried = {shared: DataNode(shared, Scan(work=work, statistic=whole))}
+    tables: list[tuple[Source, TableWork, Any]] = [(source, work, statistic.rows)]
+    if isinstance(source, LinkedSource):
+        of_rows, of_persons = source.open_tables(work)
+        tables = [
+            (source.rows, of_rows, statistic.rows),
+            (source.persons, of_persons, statistic.persons),
+        ]
+    read = [_add_readers(nodes, carried, *table, stage) for table in tables]
+    leaves = list(chain.from_iterable(read))
+    told = [f"{telling}-{number}" for number in range(len(leaves))]
+    for key, leaf in zip(told, leaves, strict=True):
+        nodes[key] = Task(key, tell_changed, TaskRef(leaf))
+    n_ranges = 1
+    while n_ranges < min(_MOST_RANGES, len(leaves)):
+        n_ranges *= 2
+    ends = [f"{end}-{place}" for place in range(n_ranges)]
+    for place, key in enumerate(ends):
+        pieces: list[Any] = []
+        for leaf in leaves:
+            piece = f"{cut}-{place}-{len(nodes)}"
+            nodes[piece] = Task(piece, cut_rows, TaskRef(leaf), place, n_ranges)
+            pieces.append(TaskRef(piece))
+        of_table = pieces[: len(read[0])], pieces[len(read[0]) :]
+        nodes[key] = Task(key, count_range, *(List(*each) for each in of_table), TaskRef(shared))
+    keys = [add_tree(nodes, ends, merge_parts, merging)]
+    keys += [add_tree(nodes, told, merge_changed, f"{merging}-told")] if told else []
+    made = Stage(
+        name=stage,
+        batches=[Batch(nodes=nodes, keys=keys, steps=[*leaves, *ends])],
+        n_steps=len(leaves) + len(ends),
+        shared=carried,
+    )
+    counts, *changed = chain.from_iterable(run_stage(made, progress))
+    return Scanned(value=counts, n_released=(), changed=dict(*changed))
+
+
+def _add_readers(
+    nodes: dict[Any, Any],
+    carried: dict[str, DataNode],
+    source: Source,
+    work: TableWork,
+    statistic: Any,
+    stage: str,
+) -> list[str]:
+    """Add tasks that read the rows of a table, and return their names."""
+    prefix, shared = task_prefix(stage), task_prefix("work")
+    carried[shared] = DataNode(shared, Scan(work=work, statistic=statistic))
+    leaves = list[str]()
+    for group in _groups(source.parts, None):
+        parts, rows = (list(each) for each in zip(*group, strict=True))
+        leaves.append(f"{prefix}-{len(leaves)}")
+        nodes[leaves[-1]] = Task(leaves[-1], scan_parts, parts, rows, TaskRef(shared))
+    return leaves
+
+
+@guard
+def cut_rows(rows: Scanned[PersonRows], place: int, n_ranges: int) -> PersonRows:
+    """Return the rows of one range of persons."""
+    return rows.value.select_part(place, n_ranges)
+
+
+@guard
+def count_range(rows: list[PersonRows], persons: list[PersonRows], shared: Scan) -> PersonCounts:
+    """Return the tables of one range of persons, all of whose rows are here."""
+    statistic: Any = shared.statistic
+    found: PersonCounts = statistic.count(rows, persons, shared.work.key())
+    return found
+
+
+@guard
+def tell_changed(rows: Scanned[PersonRows]) -> Counter[str]:
+    """Return how many values were outside their domains."""
+    return Counter(rows.changed)
+
+
+@guard
+def merge_changed(parts: list[Counter[str]]) -> Counter[str]:
+    """Return the numbers of several tasks together."""
+    return sum(parts, Counter[str]())
 
 
 def _count_public(source: Source, work: TableWork) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import chain
@@ -34,7 +34,7 @@ from dask._task_spec import TaskRef
 from dask.base import tokenize
 from numpy.typing import NDArray
 
-from dpdask.arrays import Bytes
+from dpdask.arrays import Bytes, freeze_class
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.filesystems import report_change
@@ -71,7 +71,7 @@ _CONTAINERS = (
 # ---- files
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class FilePart:
     """A fragment of a file, which a task reads itself."""
 
@@ -143,7 +143,7 @@ class FilePart:
             raise report_change(self.fragment.where)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class FileSource:
     """A table of files."""
 
@@ -159,18 +159,42 @@ class FileSource:
         """Each fragment."""
         return [(FilePart(fragment), None) for fragment in self.fragments]
 
-    def count_released(self, work: TableWork) -> tuple[int, ...] | None:
-        """Return how many rows of each fragment are released; None if that is known only after a pass."""
-        known = tuple(fragment.n_rows for fragment in self.fragments if fragment.n_rows is not None)
-        if len(known) < len(self.fragments) or work.unit is not None or work.fraction is not None:
-            return None
-        return known
+
+@freeze_class
+class LinkedSource:
+    """A table of persons' rows, and one of the persons."""
+
+    rows: FileSource
+    persons: FileSource
+    # The declared columns of each, and their types.
+    rows_as: tuple[Schema, pa.Schema]
+    persons_as: tuple[Schema, pa.Schema]
+    key: str  # the column that names a person in the table of persons
+
+    hint: ClassVar[str] = FileSource.hint
+    is_lasting: ClassVar[bool] = True
+    nodes: ClassVar[None] = None
+
+    @property
+    def where(self) -> str:
+        """The place of the rows, for messages."""
+        return self.rows.where
+
+    @property
+    def parts(self) -> Sequence[tuple[FilePart, None]]:
+        """Each fragment of rows."""
+        return self.rows.parts
+
+    def open_tables(self, work: TableWork) -> tuple[TableWork, TableWork]:
+        """Return the work on each of the two tables, of that on their columns together."""
+        rows = work.narrow(*self.rows_as)
+        return rows, replace(work.narrow(*self.persons_as), also_read=(self.key,))
 
 
 # ---- frames
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class FramePart:
     """A partition of a frame, named by its batch and number, because Dask's optimiser may renumber partitions."""
 
@@ -187,7 +211,7 @@ class FramePart:
         released: bool,
         seals: list[bytes] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows after comparing them with the seal; see `FilePart.read`."""
+        """Yield the rows, some at a time, after comparing all with the seal; see `FilePart.read`."""
         del seals
         if released:  # before ε is spent on a frame that could not be released
             check_index(rows.index, rows.index.names)
@@ -196,30 +220,41 @@ class FramePart:
                     _check_cells(name, rows[name])
             if rows.index.name is not None:
                 _check_cells(str(rows.index.name), rows.index)
-        batch = _make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
-            digest = self._seal(rows, batch, work)
+            digest = self._seal(rows, work)  # whose arrays are gone when rows are randomised
             if work.claim_seal(self.id, digest) != digest:
                 raise DataError(
                     "a partition's rows changed since they were first read",
                     "frame",
                     "persist the frame before its first use, or fit again",
                 )
-        yield batch
+        yield from _make_batches(rows, work.sealed, work.types)
 
-    def _seal(self, rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork) -> bytes:
+    def _seal(self, rows: pd.DataFrame, work: TableWork) -> bytes:
         """Return the seal: of the values as the noise meets them, and of the kept columns and the index."""
-        columns = {f"column {name}": batch.column(name) for name in batch.schema.names}
-        kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns}
-        for name, column in (kept | {"index": rows.index}).items():
-            if name not in columns and (content := find_content(column)) is not None:
-                columns[name] = content
-        seal = Seal.of_part(work, sorted(columns), self.id)
-        seal.add(pa.RecordBatch.from_pydict(columns))
+        kept = [name for name in work.public if name in rows.columns and name not in work.sealed]
+
+        def list_kept(part: pd.DataFrame) -> dict[str, pd.Series | pd.Index]:
+            return {"index": part.index} | {f"column {name}": part[name] for name in kept}
+
+        # all cells of a column decide of which type Python's objects are
+        objects = {key: each for key, each in list_kept(rows).items() if each.dtype == object}
+        whole = {key: find_content(each) for key, each in objects.items()}
+        seal, start = None, 0
+        for batch in _make_batches(rows, work.sealed, work.types):
+            columns = {f"column {name}": batch.column(name) for name in work.sealed}
+            for key, each in list_kept(rows.iloc[start : start + batch.num_rows]).items():
+                content = whole[key] if key in whole else find_content(each)
+                if content is not None:
+                    columns[key] = content.slice(start if key in whole else 0, batch.num_rows)
+            seal = seal or Seal.of_part(work, sorted(columns), self.id)
+            seal.add(pa.RecordBatch.from_pydict(columns))
+            start += batch.num_rows
+        assert seal is not None  # of one batch at least
         return seal.digest()
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class FrameSource:
     """A Dask or pandas frame."""
 
@@ -248,14 +283,9 @@ class FrameSource:
         """The tasks of a Dask frame; None if it is a pandas frame."""
         return None if isinstance(self.frame, pd.DataFrame) else dict(self.frame.__dask_graph__())
 
-    def count_released(self, work: TableWork) -> tuple[int, ...]:
-        """Return nothing: a lazy frame needs no counts before it is computed."""
-        del work
-        return ()
-
 
 Part: TypeAlias = FilePart | FramePart
-Source: TypeAlias = FileSource | FrameSource
+Source: TypeAlias = FileSource | LinkedSource | FrameSource
 
 
 def check_index(index: pd.Index, names: Sequence[Any]) -> None:
@@ -405,6 +435,18 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
     if type(example) in (dt.date, dt.time):
         return pa.date32() if type(example) is dt.date else pa.time64("us")
     return pa.bool_() if isinstance(example, bool) else pa.string()
+
+
+# of a partition, converted and randomised at a time; allocators round powers of two up by a quarter
+_BATCH_ROWS = 2**16 - 2**7
+
+
+def _make_batches(
+    part: pd.DataFrame, columns: Sequence[str], types: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a partition as Arrow, in one batch at least."""
+    for start in range(0, max(len(part), 1), _BATCH_ROWS):
+        yield _make_batch(part.iloc[start : start + _BATCH_ROWS], columns, types)
 
 
 def _make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from typing import TypeVar
 
 import pyarrow as pa
 
 from dpdask.archive import Archived
+from dpdask.arrays import freeze_class
 from dpdask.codec import Codecs
 from dpdask.computed import View
 from dpdask.engine.compute import remember
@@ -39,7 +40,7 @@ def _as_stored(secrets: Folder) -> Folder:
     return Folder(secrets.url) if isinstance(secrets, EncryptedFolder) else secrets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class UnitWork:
     """The privacy unit, when it is more than a row."""
 
@@ -50,7 +51,7 @@ class UnitWork:
     bounds_sha256: str = ""  # SHA-256 of the bounds' file, once it is written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class TableWork:
     """What every task on a table needs."""
 
@@ -112,7 +113,13 @@ class TableWork:
             f"{self.unit.max_rows} rows of each {self.unit.column}",
         )
         counts = "" if self.unit.weight is None else f"; count the rows of each {self.unit.column}"
-        return (f"units: read {read}; choose at most {most}, by a keyed hash{counts}",)
+        hashed = self.unit.public or self.unit.weight is not None
+        how = (
+            "by a keyed hash"
+            if hashed
+            else "the first ones: no column is kept, so shuffle a sorted table"
+        )
+        return (f"units: read {read}; choose at most {most}, {how}{counts}",)
 
     def add_weight(self, types: pa.Schema) -> pa.Schema:
         """Return the released columns with that of the weights, if numbers of rows are published."""
@@ -144,6 +151,12 @@ class TableWork:
         view = View.of(self.view.schema.take_levels(found), self.released)
         encoded = tuple(name for name in self.encoded if found.columns[name].discovers)
         return replace(self, view=view, encoded=encoded)
+
+    def narrow(self, schema: Schema, types: pa.Schema) -> TableWork:
+        """Return the work on one of several tables whose columns this is on."""
+        released = schema.select_released(types)
+        view = View.of(schema, released)
+        return replace(self, types=types, released=released, view=view)
 
     def with_keys(self) -> TableWork:
         """Return the work once the run's keys are written: the hold-out is the dataset's if its key is there."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from itertools import chain, count, pairwise
 from operator import itemgetter
 from typing import Any, Self, TypeAlias
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.arrays import Ints
+from dpdask.arrays import Ints, freeze_class
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.partitions import write_partitions
 from dpdask.engine.scan import Chooser, filter_rows, take_values
@@ -23,11 +23,11 @@ from dpdask.engine.source import FilePart
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
 from dpdask.io.filesystems import report_change
-from dpdask.io.fragment import Fragment, estimate_width
-from dpdask.io.shards import Shard, ShardWriter, number_key
+from dpdask.io.fragment import Fragment, estimate_width, group_rows
+from dpdask.io.shards import TABLE_FOLDER, Shard, ShardWriter, number_key
 from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import permutation
-from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
+from dpdask.mechanisms.mechanism import Columns, LinkedRelease, RecordRelease, RowRelease
 from dpdask.privacy.events import RowOrder
 from dpdask.stats.statistic import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
@@ -43,7 +43,7 @@ _TOGETHER = 2**17  # records that a release draws together, or a multiple of the
 
 
 # private, so without a repr: Dask logs the arguments of a failed task
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Told:
     """A report to the steward on the rows before they were randomised; reports are merged in the order of the rows.
 
@@ -142,7 +142,7 @@ def _is_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or temporal)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RowTask:
     """One task of the writing stage: neighbouring fragments, and the shards that they become."""
 
@@ -299,20 +299,7 @@ def shuffle_rows(
         yield from batches
         return
     rng = stream(key, ROWS_ID, task.fragments[0].id)
-    held: list[pa.RecordBatch] = []
-    n_held = bytes_held = 0
-    for batch in batches:
-        start = 0
-        while start < batch.num_rows:
-            part = batch.slice(start, task.window - n_held)
-            held.append(part)
-            start += part.num_rows
-            n_held += part.num_rows
-            bytes_held += part.nbytes
-            if n_held == task.window or bytes_held >= HELD_BYTES:
-                yield from _permute(held, rng)
-                n_held = bytes_held = 0
-    if held:
+    for held in group_rows(batches, task.window, HELD_BYTES):
         yield from _permute(held, rng)
 
 
@@ -329,7 +316,7 @@ def _permute(held: list[pa.RecordBatch], rng: Rng) -> Iterator[pa.RecordBatch]:
 
 
 # without a repr: Dask logs the arguments of a failed task
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Staged:
     """The shards that one writing task, or all of them, staged."""
 
@@ -338,7 +325,7 @@ class Staged:
     told: Told = field(default_factory=Told)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Staging:
     """Where the writing tasks of a run put shards, and their records."""
 
@@ -364,7 +351,7 @@ def add_run(name: str, run: str) -> str:
     return f"{stem}-{run}.{suffix}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RecordTask:
     """One shard of records."""
 
@@ -392,7 +379,50 @@ class RecordTask:
         return release.batches(*drawn), release.types, release.few_valued
 
 
-Task: TypeAlias = RowTask | RecordTask
+@freeze_class
+class PersonTask:
+    """Neighbouring blocks of persons, whose rows stand together in a shard of each table."""
+
+    number: int
+    blocks: tuple[int, int]  # the first, and the first of the next task
+    n_total: int  # persons of all tasks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the shard in each table's folder."""
+        return (_name_shard(self.number),)
+
+    def stage(self, release: LinkedRelease, work: TableWork, staging: Staging) -> Staged:
+        """Draw the persons with their rows and write them as one shard of each table."""
+        writers: dict[str, ShardWriter] = {}
+        try:
+            for table, types in release.tables.items():
+                place = staging.place(f"{TABLE_FOLDER}={table}/{self.names[0]}")
+                few = release.few_valued
+                writers[table] = ShardWriter(staging.shards, place, types, few, new=True)
+            for block in range(*self.blocks):
+                for table, rows in release.draw_block(block, self.n_total, work.key()).items():
+                    writers[table].write(rows)
+            shards = [writer.close() for writer in writers.values()]
+        except BaseException as error:
+            for writer in writers.values():
+                writer.discard(error)
+            raise
+        return _record_staged(shards, self.names[0], staging, Told())
+
+
+Task: TypeAlias = RowTask | RecordTask | PersonTask
+
+
+def list_person_tasks(
+    n_persons: int, rows_per_shard: int, per_person: int, block: int
+) -> list[PersonTask]:
+    """Return the tasks of persons: each of so many whole blocks that their rows fit into a shard, and of one at least."""
+    n_blocks, size = max(1, -(-n_persons // block)), max(1, rows_per_shard // (block * per_person))
+    return [
+        PersonTask(number=number, blocks=(first, min(first + size, n_blocks)), n_total=n_persons)
+        for number, first in enumerate(range(0, n_blocks, size))
+    ]
 
 
 def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
@@ -414,7 +444,7 @@ def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Writing:
     """What every writing task needs."""
 
@@ -434,6 +464,8 @@ def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
             Teller(Columns(types=work.read, codecs=work.view.own)),
             load(work.secrets, writing.sha256, writing.release_type),
         )
+        if isinstance(task, PersonTask):
+            return [(task.number, task.stage(release, work, staging))]
         batches, types, few_valued = task.open(release, work, teller)
         staged = stage(
             *(batches, types, few_valued, task.names, task.rows_per_shard, staging),
@@ -468,39 +500,16 @@ def stage(
     told
         Called when all batches are written; returns what to tell the steward about their rows.
     """
-    if staging.partition_by:
+    by, rest = staging.partition_by, iter(names)
+    if by:
         stem = names[0].removesuffix(".parquet")
-        numbered = (staging.place(f"{stem}-p{number:05d}.parquet") for number in count())
-        shards = write_partitions(
-            *(batches, types, few_valued, staging.partition_by, rows_per_shard),
-            *(staging.shards, numbered),
-            in_folders=staging.in_folders,
-        )
-        return _record_staged(shards, names[0], staging, told())
-    shards = []
-    rest = iter(names)
-
-    def open_shard() -> ShardWriter:
-        place = staging.place(next(rest))
-        return ShardWriter(staging.shards, place, types, few_valued, new=bool(staging.run))
-
-    writer: ShardWriter | None = None
-    room = 0
-    try:
-        for batch in batches:
-            start = 0
-            while start < batch.num_rows:
-                if writer is None or room == 0:
-                    shards += [writer.close()] if writer is not None else []
-                    writer, room = open_shard(), rows_per_shard
-                taken = min(room, batch.num_rows - start)
-                writer.write(batch.slice(start, taken))
-                start, room = start + taken, room - taken
-        shards.append((writer or open_shard()).close())
-    except BaseException as error:
-        if writer is not None:
-            writer.discard(error)
-        raise
+        rest = (f"{stem}-p{number:05d}.parquet" for number in count())
+    shards = write_partitions(
+        *(batches, types, few_valued, by, rows_per_shard),
+        *(staging.shards, map(staging.place, rest)),
+        in_folders=bool(by) and staging.in_folders,
+        new=bool(by or staging.run),
+    )
     return _record_staged(shards, names[0], staging, told())
 
 

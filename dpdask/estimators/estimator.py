@@ -31,12 +31,13 @@ from dpdask.mechanisms.expectations import (
     Planned,
     describe_promise,
     describe_steps,
+    describe_warnings,
     list_noise,
     warn_of_number_bounds,
 )
 from dpdask.mechanisms.mechanism import Mechanism, Spec, audit_mechanism
 from dpdask.mechanisms.registry import bind
-from dpdask.privacy import Budget, UnitColumn, delta_warnings
+from dpdask.privacy import Budget, UnitColumn, delta_warnings, list_cautions
 from dpdask.privacy.events import Adjacency
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
@@ -76,7 +77,8 @@ class FramePlan(Planned):
     """
 
     def __repr__(self) -> str:
-        return "\n".join(["plan", *describe_steps(self), *describe_promise(self)])
+        lines = (describe_warnings(self), describe_steps(self), describe_promise(self))
+        return "\n".join(["plan", *(line for part in lines for line in part)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,12 @@ class Estimator(ABC, Generic[Made]):
             guarantee=mechanism.description.guarantee("keep"),
             stages=(
                 *work.unit_stages,
-                *mechanism.description.stages(work.columns, uncounted=False),
+                *mechanism.description.stages(work.columns),
             ),
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
             warnings=(
+                *([] if mechanism.budget is None else list_cautions(mechanism.budget, None)),
                 *warn_of_number_bounds(self.schema, work.view.own),
                 *mechanism.description.cautions(work.columns, _n_rows(frame, mechanism)),
             ),

@@ -31,6 +31,7 @@ from dpdask.startup import import_locks
 
 fcntl = import_locks()
 _FEW_ROWS = 10  # fewer rows are sorted by chance
+_SOME_ROWS = 2**10
 
 
 def find_order_warnings(frame: Frame, work: TableWork) -> list[str]:
@@ -50,16 +51,20 @@ def find_order_warnings(frame: Frame, work: TableWork) -> list[str]:
 
 def _in_order(column: pd.Series, codec: Codec) -> bool:
     """Return whether a column is sorted (for levels: whether equal levels are contiguous); False if all its values are equal."""
-    if codec.has_levels:
-        codes, levels = pd.factorize(column)
-        n_runs = 1 + int(np.count_nonzero(np.diff(codes)))
-        return n_runs > 1 and n_runs == len(levels) + bool((codes < 0).any())
-    known = column.dropna()
-    if isinstance(known.dtype, pd.CategoricalDtype):
-        known = known.astype(known.dtype.categories.dtype)
-    return known.nunique() > 1 and bool(
-        known.is_monotonic_increasing or known.is_monotonic_decreasing
-    )
+    for rows in (column.iloc[:_SOME_ROWS], column):  # the first ones nearly always tell
+        if codec.has_levels:
+            codes, levels = pd.factorize(rows)
+            n_runs = 1 + int(np.count_nonzero(codes[1:] != codes[:-1]))
+            differs, is_sorted = n_runs > 1, n_runs == len(levels) + bool((codes < 0).any())
+        else:
+            known = rows.dropna()
+            if isinstance(known.dtype, pd.CategoricalDtype):
+                known = known.astype(known.dtype.categories.dtype)
+            is_sorted = known.is_monotonic_increasing or known.is_monotonic_decreasing
+            differs = is_sorted and len(known) > 0 and known.iloc[0] != known.iloc[-1]
+        if not is_sorted:
+            return False
+    return bool(differs)
 
 
 def check_secrets(secrets: str | None) -> None:

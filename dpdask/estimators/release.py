@@ -406,6 +406,7 @@ class Release:
         n_rows: int | None = None,
         *,
         where: str | None = None,
+        like: Any = None,
         rows_per_partition: int = PARTITION_ROWS,
         seed: int | None = None,
     ) -> Frame:
@@ -420,6 +421,9 @@ class Release:
             Which records are wanted, for instance `'sex = "F" and age >= 65'`; of a copula alone.
             Comparisons with `=`, `!=`, `<`, `<=`, `>`, `>=`, `in (…)`, `not in (…)`, `is null` and
             `is not null`, joined by `and` and, more loosely, `or`. All records if None.
+        like
+            A public frame of some of the columns, in memory, instead of `n_rows` and `where`; of a
+            copula alone. Each of its rows has a record with its values, in its order.
         rows_per_partition
             How many in a partition.
         seed
@@ -430,7 +434,8 @@ class Release:
         ------
         SpecError
             If the release is one of rows; if a number is out of range; if no record can be drawn;
-            if the condition cannot be read, or no record can meet it.
+            if the condition cannot be read, or no record can meet it; if the frame has other columns
+            or values than the release.
         """
         if self.rows is not None:
             raise SpecError(
@@ -439,7 +444,7 @@ class Release:
                 "give it a frame: transform(frame)",
             )
         shared = self.fitted, self.folder, self.sha256
-        return sample_frame(*shared, n_rows, rows_per_partition, seed, where)
+        return sample_frame(*shared, n_rows, rows_per_partition, seed, where, like)
 
     def save(self, path: str) -> None:
         """Write a release of records to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from threadpoolctl import threadpool_limits
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.cells import DEFAULT_BINS, cut_columns
 from dpdask.computed import View
 from dpdask.engine.scan import scan
@@ -22,6 +20,7 @@ from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
 from dpdask.estimators.frames import check_objects, close_secrets, declare_counted, open_secrets
 from dpdask.evaluation.samples import Codes, Side
+from dpdask.kernels import one_thread
 from dpdask.references.histogram import as_fixed_bins
 from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts
@@ -30,11 +29,11 @@ from dpdask.stats.marginals import TableStatistic
 RARE = 0.01
 _N_RARE, _N_WORST = 20, 20
 _N_RANGES = 10
-_N_CODES = _N_RANGES + 3  # with those below, at the end or above, and null
+N_CODES = _N_RANGES + 3  # with those below, at the end or above, and null
 _TEST, _MOST_CLASSES, _N_TREES = 0.3, 100, 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Score:
     """A score within 0 to 1 and its standard error."""
 
@@ -42,7 +41,7 @@ class Score:
     standard_error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Compared:
     """One column or one pair."""
 
@@ -53,7 +52,7 @@ class Compared:
     resample: Score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RareGroup:
     """A level that few rows have: how many of the sampled rows of the original and of the release."""
 
@@ -64,7 +63,7 @@ class RareGroup:
     standard_error: float  # of the difference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class ImpossiblePair:
     """The share of rows whose pair of levels half of the original does not have."""
 
@@ -75,7 +74,7 @@ class ImpossiblePair:
     standard_error: float  # of the release's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Prediction:
     """How well a target is predicted in rows of the original that no model has seen, by training rows."""
 
@@ -87,7 +86,7 @@ class Prediction:
     guess: float  # the best constant's score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Comparison:
     """All that the report says; lists begin with the worst, or the rarest."""
 
@@ -205,7 +204,7 @@ def cut_ranges(real: Floats, other: Floats) -> tuple[Codes, Codes]:
     if len(edges) == 1:
         edges = np.array([low, np.nextafter(low, np.inf)])
     first, second = (
-        np.where(np.isnan(column), _N_CODES - 1, np.digitize(column, edges))
+        np.where(np.isnan(column), N_CODES - 1, np.digitize(column, edges))
         for column in (real, other)
     )
     return first, second
@@ -225,7 +224,7 @@ def _compare_tables(original: Side, other: Side, names: Sequence[str]) -> Score:
         own = original.columns[name], other.columns[name]
         is_number = name not in original.levels
         one, two = cut_ranges(*own) if is_number else own
-        n = _N_CODES if is_number else len(original.levels[name])
+        n = N_CODES if is_number else len(original.levels[name])
         real, given, size = real * n + one, given * n + two, size * n
     return tv_complement(real, given, size)
 
@@ -267,7 +266,7 @@ def _find_impossible(original: Side, released: Side, rng: Generator) -> Iterator
         return
     independent = original.permute(rng)
     for one, two in combinations(original.levels, 2):
-        known = np.zeros((len(original.levels[one]), len(original.levels[two])), dtype=np.bool_)
+        known = np.zeros((len(original.levels[one]), len(original.levels[two])), bool)
         known[seen.columns[one], seen.columns[two]] = True
         found, alone, floor = (
             1.0 - float(known[side.columns[one], side.columns[two]].mean())
@@ -301,22 +300,15 @@ def _predict(
     is_test = rng.random(original.n_rows) < _TEST
     held, rest = (original.take(np.flatnonzero(rows)) for rows in (is_test, ~is_test))
     is_class = target in original.levels
-    y = held.columns[target].astype(np.float64)
+    y = held.columns[target].astype(float)
     here = ~np.isnan(y)
     y = y[here]
     if not len(y) or np.ptp(y) == 0:
         raise refuse("does not vary")
-    features = [name for name in original.columns if name != target]
     n_train = min(rest.n_rows, released.n_rows)
     scores = []
     for table in (rest, released, independent):
-        model = _train(table, features, target, n_train, rng)
-        predicted = (
-            np.full(len(here), model)
-            if isinstance(model, float)
-            else model.predict(_stack(held, features))
-        )
-        predicted = predicted[here]
+        predicted = _predict_by(table, held, target, n_train, rng)[here]
         if is_class:
             score = float((predicted == y).mean())
             error = math.sqrt(score * (1.0 - score) / len(y))
@@ -326,37 +318,39 @@ def _predict(
             influence = (squares - (1.0 - score) * spread) / spread.mean()
             error = float(influence.std() / math.sqrt(len(y)))
         scores.append(Score(value=score, standard_error=error))
+    of_original, of_released, alone = scores
     return Prediction(
         target=target,
         metric="accuracy" if is_class else "R²",
-        original=scores[0],
-        released=scores[1],
-        independent=scores[2],
+        original=of_original,
+        released=of_released,
+        independent=alone,
         guess=float(np.bincount(y.astype(np.int64)).max() / len(y)) if is_class else 0.0,
     )
 
 
-def _train(table: Side, features: list[str], target: str, n_rows: int, rng: Generator) -> Any:
-    """Return a model of the target, or a number if it is constant in the table."""
+def _predict_by(table: Side, held: Side, target: str, n_rows: int, rng: Generator) -> Any:
+    """Return what a model of the target that was trained on a table says of held-back rows."""
     try:
         ensemble = importlib.import_module("sklearn.ensemble")
     except ModuleNotFoundError:
         what = "a prediction needs scikit-learn"
         raise SpecError(what, "--target", "install dpdask[report]") from None
-    y = table.columns[target].astype(np.float64)
+    y = table.columns[target].astype(float)
     rows = rng.permutation(np.flatnonzero(~np.isnan(y)))[:n_rows]
     if not len(rows) or np.ptp(y[rows]) == 0:
-        return float(y[rows[0]]) if len(rows) else 0.0
+        return np.full(held.n_rows, y[rows[0]] if len(rows) else 0.0)
+    given, asked = (
+        np.column_stack([own.astype(float) for name, own in side.columns.items() if name != target])
+        for side in (table, held)
+    )
     kind = "Classifier" if target in table.levels else "Regressor"
     model = getattr(ensemble, f"HistGradientBoosting{kind}")(
         max_iter=_N_TREES, max_leaf_nodes=15, random_state=0, early_stopping=False
     )
-    with threadpool_limits(1):  # its threads wait by spinning, which starves a busy machine
-        return model.fit(_stack(table, features)[rows], y[rows])
-
-
-def _stack(table: Side, features: list[str]) -> Floats:
-    return np.column_stack([table.columns[name].astype(np.float64) for name in features])
+    with one_thread():  # its threads wait by spinning, which starves a busy machine
+        model.fit(given[rows], y[rows])
+    return model.predict(asked)
 
 
 def exact_marginals(

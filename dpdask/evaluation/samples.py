@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Self, TypeAlias
 
@@ -15,7 +15,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.analysis.values import DateScale
-from dpdask.arrays import Floats, Ints
+from dpdask.arrays import Floats, Ints, Words, freeze_class
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet
@@ -23,16 +23,19 @@ from dpdask.io.files import LOG_FOLDERS, Files
 from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.parquet import read_shard
 from dpdask.io.storage import Folder, open_filesystem
+from dpdask.kernels.hashing import siphash
 from dpdask.mechanisms.card import microseconds_of
 from dpdask.schema import Schema
+from dpdask.stats.statistic import as_words
 
 Codes: TypeAlias = Ints
+Draw: TypeAlias = Callable[[pa.RecordBatch], Floats] | None  # a key of each row, in [0, 1)
 
 MOST_LEVELS = 1_000
 _DAY = 86_400_000_000  # microseconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Side:
     """Some rows of a table, by column: numbers as float64 with NaN for null, categories as codes; confidential for private rows."""
 
@@ -57,7 +60,9 @@ class Side:
         )
 
 
-def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
+def read_original(
+    url: str, columns: Sequence[str], n_rows: int, rng: Generator, draw: Draw = None
+) -> pd.DataFrame:
     """Return a uniform sample of an original table's rows; memory is bounded by the sample and a batch."""
     fs, path = open_filesystem(url)
     if any(fs.exists(f"{path}/{name}") for name in LOG_FOLDERS):
@@ -72,9 +77,9 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
     if files[0].format == "parquet":
         held = [name for name, _, _ in parquet.read_columns(files[0].url, files[0].name)]
         _check_columns(columns, [*held, *files[0].constants])
-        return read_input(discover(url, schema_of(held)), columns, n_rows, rng)
+        return read_input(discover(url, schema_of(held)), columns, n_rows, rng, draw)
     try:
-        return sample_rows(_read_texts([file.url for file in files], columns), n_rows, rng)
+        return sample_rows(_read_texts([file.url for file in files], columns), n_rows, rng, draw)
     except (OSError, pa.ArrowException, *csv.BAD_GZIP):
         hint = "check the path; all files must have the same columns"
         raise InputError("the original cannot be read as CSV", "--original", hint) from None
@@ -103,35 +108,50 @@ def _check_columns(columns: Sequence[str], held: Sequence[str]) -> None:
 
 
 def read_input(
-    table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator
+    table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator, draw: Draw = None
 ) -> pd.DataFrame:
     """Return a uniform sample of the rows of a job's input."""
     parts = (read_batches(each, list(columns), table.schema) for each in table.fragments)
-    return sample_rows(chain.from_iterable(parts), n_rows, rng)
+    return sample_rows(chain.from_iterable(parts), n_rows, rng, draw)
 
 
 def read_released(
-    folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator
+    folder: Folder,
+    shards: Sequence[str],
+    columns: Sequence[str],
+    n_rows: int,
+    rng: Generator,
+    draw: Draw = None,
 ) -> pd.DataFrame:
     """Return a uniform sample of a release's rows."""
     batches = chain.from_iterable(read_shard(folder, name, columns) for name in shards)
-    return sample_rows(batches, n_rows, rng)
+    return sample_rows(batches, n_rows, rng, draw)
 
 
-def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of the rows, in their order: those with the smallest of uniform keys."""
+def sample_rows(
+    batches: Iterable[pa.RecordBatch],
+    n_rows: int,
+    rng: Generator,
+    draw: Draw = None,
+) -> pd.DataFrame:
+    """Return a uniform sample of the rows, in their order: those with the smallest of keys in [0, 1), uniform ones or those that `draw` gives.
+
+    Rows of one key are all in it or none, but at least those of one.
+    """
     tables: list[pa.Table] = []
-    keys, limit = np.zeros(0), 1.0
+    keys: Any = np.zeros(0)
+    limit = 1.0
 
     def cut() -> None:
         nonlocal tables, keys, limit
-        limit = float(np.partition(keys, n_rows)[n_rows])
+        least = np.nextafter(keys.min(), 1.0)  # a person may have more rows than are wanted
+        limit = float(max(np.partition(keys, n_rows)[n_rows], least))
         chosen = keys < limit
         tables = [pa.concat_tables(tables).filter(pa.array(chosen)).combine_chunks()]
         keys = keys[chosen]
 
     for batch in batches:
-        drawn = rng.random(batch.num_rows)
+        drawn = rng.random(batch.num_rows) if draw is None else draw(batch)
         chosen = drawn < limit
         tables.append(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
         keys = np.concatenate([keys, drawn[chosen]])
@@ -143,6 +163,14 @@ def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) 
         cut()
     rows = pa.concat_tables(tables)
     return pd.DataFrame(dict(zip(rows.column_names, map(_to_pandas, rows.columns), strict=True)))
+
+
+def draw_by_person(secret: Words, batch: pa.RecordBatch) -> Floats:
+    """Return a key of each row in [0, 1), uniform among persons and the same for all rows of one, whom the first column names."""
+    texts = batch.column(0).cast(pa.string())
+    words = as_words(texts, secret.tobytes())[:, None]
+    keys: Floats = (siphash(words, *secret) >> np.uint64(11)).astype(float)
+    return keys * 2.0**-53
 
 
 def _to_pandas(column: pa.ChunkedArray) -> pd.Series:
@@ -168,9 +196,8 @@ def code_sides(
     Values of the original outside a column's domain are brought to it as a release does: numbers to
     the nearest bound, others to a category of their own.
     """
-    real: dict[str, NDArray[Any]] = {}
-    given: dict[str, NDArray[Any]] = {}
-    levels: dict[str, tuple[object, ...]] = {}
+    real, given = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    levels = dict[str, tuple[object, ...]]()
     dates, left_out = set(), []
     for name in map(str, original.columns):
         column, pair = columns[name], (original[name], released[name])
@@ -178,8 +205,11 @@ def code_sides(
         if one is not None and two is not None:
             real[name], given[name] = one, two
             if column.get("bounds") is not None:  # in days, if the values are dates
-                unit = _days_of_one(column, released[name])
-                low, high = (float(bound) * unit for bound in column["bounds"])
+                micro = microseconds_of(column.get("numbers"))
+                if micro is None:  # a column of numbers, or a card of a version that did not tell
+                    scale = DateScale.of(released[name])
+                    micro = _DAY if scale is None else scale.microseconds
+                low, high = (float(bound) * (micro / _DAY) for bound in column["bounds"])
                 real[name] = np.clip(real[name], low, high)
             if not pd.api.types.is_numeric_dtype(released[name]):
                 dates.add(name)
@@ -204,21 +234,12 @@ def code_sides(
     return sides[0], sides[1], tuple(left_out)
 
 
-def _days_of_one(column: Mapping[str, Any], released: pd.Series) -> float:
-    """Return how many days a card's bound counts as 1; 1.0 for a column of numbers."""
-    micro = microseconds_of(column.get("numbers"))
-    if micro is None:  # a column of numbers, or a card of a version that did not tell
-        scale = DateScale.of(released)
-        micro = _DAY if scale is None else scale.microseconds
-    return micro / _DAY
-
-
 def _to_numbers(values: pd.Series) -> Floats | None:
     """Return numbers, or days since 1970, as float64; None of other values."""
     if pd.api.types.is_bool_dtype(values):
         return None
     if pd.api.types.is_numeric_dtype(values):
-        numbers: Floats = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers: Floats = values.to_numpy(float, na_value=np.nan)
         return numbers
     scale = DateScale.of(values)
     return None if scale is None else scale.to_numbers(values) * (scale.microseconds / _DAY)

@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.tallies import Codes
 from dpdask.references.sources import freeze
-
-Ends = tuple[float, float]
 
 _NONE = np.zeros(0)
 _N_ANCHORS = {"case1": 1, "case2": 2}
@@ -60,7 +58,7 @@ class Moment(NamedTuple):
         return np.where((self.low <= y) & (y < self.high), slope, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Anchors:
     """The anchors of each row: independent draws of a public distribution, of which those next to the value are released.
 
@@ -114,7 +112,7 @@ class Anchors:
 
     def hide(self, lower: Floats, upper: Floats) -> Floats:
         """Return how many anchors of each row are not released, over the probability to lie outside its range."""
-        n = self.n - np.isfinite(lower).astype(np.float64) - np.isfinite(upper)
+        n = self.n - np.isfinite(lower).astype(float) - np.isfinite(upper)
         cdf = self.distribution.cdf
         outside = cdf(lower + self.step) + 1.0 - cdf(upper)
         here = (n > 0.0) & (outside > 0.0)
@@ -200,7 +198,7 @@ class Survival:
         bounds: Ends | None,
         edges: Floats,
         counts: Floats,
-        rows: tuple[Floats, Floats] = (_NONE, _NONE),
+        rows: Pair = (_NONE, _NONE),
     ) -> Survival:
         """Return the regression of the anchors in cells.
 
@@ -235,7 +233,7 @@ class Survival:
             found = np.searchsorted(edges, x, side="right") - 1
             return np.clip(found, 0, len(share) - 1).astype(np.int64)
 
-        def integrate(x: Floats) -> tuple[Floats, Floats]:
+        def integrate(x: Floats) -> Pair:
             x = np.clip(x, edges[0], edges[-1])
             cell, at = find_cell(x), moment.at(x)
             return at - phi[0], below[cell] + share[cell] * (at - phi[cell])
@@ -259,10 +257,14 @@ class Survival:
         pooled = _pool(self.above, self.weight)
         return pooled.likelihood(pooled.value)
 
+    def _find(self, place: float) -> int:
+        """Return the cell behind an edge."""
+        return int(np.searchsorted(self.edges, place))
+
     def at(self, place: float) -> float:
         """Return the regression at an edge: that of the cell behind it."""
         known = self._known(place)
-        behind = int(np.searchsorted(self.edges, place, side="left"))
+        behind = self._find(place)
         return float(self.share[min(behind, len(self.share) - 1)]) if known is None else known[0]
 
     def _known(self, place: float) -> tuple[float] | None:
@@ -270,12 +272,6 @@ class Survival:
         if place < self.bounds[0] or place >= self.bounds[1]:
             return (float(place < self.bounds[0]),)
         return None
-
-    def _beside(self, place: float) -> Ends:
-        """Return the regression before and behind an edge; beyond all anchors what is possible."""
-        cell = int(np.searchsorted(self.edges, place, side="left"))
-        before = float(self.share[cell - 1]) if cell > 0 else 1.0
-        return before, float(self.share[cell]) if cell < len(self.share) else 0.0
 
     def limit(self, place: float, deviations: float, *, surely: bool = True) -> Ends:
         """Return the shares that the ranges do not rule out at an edge: by the likelihood ratio.
@@ -294,7 +290,9 @@ class Survival:
         # as the share falls, its limit at one place is one for all behind, or before
         for at, end in zip(self._move_inwards(place), (0.0, 1.0), strict=True):
             ratio, most = self._ratio(at), self._threshold(at, deviations, surely=surely)
-            start = float(np.clip(self._beside(at)[0 if end else 1], 0.0, 1.0))
+            # beyond all anchors what is possible
+            start = float(np.append(self.share, [0.0, 0.0, 1.0])[self._find(at) - int(end)])
+            start = min(max(start, 0.0), 1.0)
             for _ in range(_STEPS if ratio(end) > most else 0):
                 middle = (start + end) / 2.0
                 start, end = (middle, end) if ratio(middle) <= most else (start, middle)
@@ -303,7 +301,7 @@ class Survival:
 
     def _beside_of(self, place: float) -> tuple[Flags, float]:
         """Return which cells are in the blocks at the sides of an edge, and the anchors on the rarer side of their values."""
-        cell = int(np.searchsorted(self.edges, place, side="left"))
+        cell = self._find(place)
         beside = np.isin(self.share, self.share[max(cell - 1, 0) : cell + 1])
         above, n = float(self.above[beside].sum()), float(self.weight[beside].sum())
         return beside, max(min(above, n - above), 0.0)
@@ -324,7 +322,7 @@ class Survival:
         """Return how large a ratio may be: that of independent anchors by how much these vary; more by few events, to be sure."""
         beside, n_events = self._beside_of(place)
         middle, total = self._ranks
-        cell = int(np.searchsorted(self.edges, place, side="left"))
+        cell = self._find(place)
         here = middle[min(cell, len(middle) - 1)]
         near = np.flatnonzero(beside | (np.abs(middle - here) <= _NEAR * total))
         scale = _CHERNOFF * self._vary(float(self.edges[near[0]]), float(self.edges[near[-1] + 1]))
@@ -350,7 +348,7 @@ class Survival:
         return float((moves**2).sum() / (weight * share * (1.0 - share)))
 
     @cached_property
-    def _hidden(self) -> tuple[Floats, Floats, Floats]:
+    def _hidden(self) -> Triple:
         """How many anchors of each row are not released, over their probability, and the ranks below and above which they lie."""
         cdf = self.anchors.distribution.cdf
         hidden = self.anchors.hide(self.lower, self.upper)
@@ -364,7 +362,7 @@ class Survival:
 
     def _ratio(self, place: float) -> Callable[[float], float]:
         """Return twice the logarithm of the likelihood ratio against a share at an edge."""
-        cell = int(np.searchsorted(self.edges, place, side="left"))
+        cell = self._find(place)
         before = _pool(self.above[:cell], self.weight[:cell])
         behind = _pool(self.above[cell:], self.weight[cell:])
 
@@ -382,7 +380,7 @@ class Survival:
 
     def find_quantile_ends(self, q: float, deviations: float, *, surely: bool = True) -> Ends:
         """Return the edges beyond which the ranges rule out a quantile."""
-        centre = int(np.searchsorted(self.edges, self.quantile(q)))
+        centre = self._find(self.quantile(q))
 
         def is_possible(place: int) -> bool:
             edge = float(self.edges[place])
@@ -488,7 +486,7 @@ def _count(anchors: Anchors, lower: Floats, upper: Floats, edges: Floats) -> Flo
     def add(cells: Codes, weights: Floats | None = None) -> Floats:
         inside = (cells >= 0) & (cells < size)
         chosen = None if weights is None else weights[inside]
-        return np.bincount(cells[inside], chosen, minlength=size).astype(np.float64)
+        return np.bincount(cells[inside], chosen, minlength=size).astype(float)
 
     def spread(ends: Floats) -> Floats:
         """Return the expected number below the ends of the anchors that are not released."""

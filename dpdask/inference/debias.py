@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, Pair, Triple, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
@@ -44,9 +44,10 @@ from dpdask.mechanisms.card import Card
 
 Spreads: TypeAlias = tuple[list[Directions], Spread, Spread | None]
 _SURELY = 3.0  # standard errors
+_AS_WRITTEN = "use the card as it was written"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class ReleasedColumn:
     """A released level column, with its part of the card.
 
@@ -138,26 +139,17 @@ class ReleasedColumn:
     follows: bool = True
 
     def __post_init__(self) -> None:
-        matrix, where, square = (
-            self.matrix,
-            f"column {self.name!r}",
-            (len(self.levels), len(self.levels)),
-        )
-        shape = square if self.parent is None else (len(self.parent[1]), *square)
+        matrix, n, where, hint = self.matrix, len(self.levels), f"column {self.name!r}", _AS_WRITTEN
+        shape = (n, n) if self.parent is None else (len(self.parent[1]), n, n)
         if matrix.shape != shape or not matrix.size:
-            raise SpecError(
-                "its channel is not square, one row and one column per level",
-                where,
-                "use the card as it was written",
-            )
+            what = "its channel is not square, one row and one column per level"
+            raise SpecError(what, where, hint)
         if (
             not np.isfinite(matrix).all()
             or (matrix < 0).any()
             or np.abs(matrix.sum(axis=-1) - 1).max() > 1e-9
         ):
-            raise SpecError(
-                "its channel's rows are not probabilities", where, "use the card as it was written"
-            )
+            raise SpecError("its channel's rows are not probabilities", where, hint)
         if self.max_condition is not None and not 1 <= self.max_condition <= MAX_CONDITION:
             raise SpecError(
                 f"max_condition must lie in [1, {MAX_CONDITION:.0e}]", where, "leave it out"
@@ -190,7 +182,7 @@ class ReleasedColumn:
             raise SpecError("the card has no such column", f"column {name!r}", "check its name")
         column, where = columns[name], f"column {name!r}"
         parent = column.get("parent")
-        if "levels" not in column or not ("channel" in column or "channels" in column):
+        if "levels" not in column or not {"channel", "channels"} & set(column):
             hint = "only privatised discrete and categorical columns have one; with a tree or a chain, only if the card is small"
             raise SpecError("the card gives no channel on levels", where, hint)
         if parent is not None and "levels" not in columns[parent]:
@@ -201,13 +193,10 @@ class ReleasedColumn:
                 f"declare {parent!r} by levels, or release this column by another reference",
             )
         try:
-            matrix = np.array(
-                column["channel"] if "channel" in column else column["channels"], dtype=np.float64
-            )
+            matrix = np.array(column.get("channel", column.get("channels")), float)
         except (TypeError, ValueError):
-            raise SpecError(
-                "its channel is not a matrix of numbers", where, "use the card as it was written"
-            ) from None
+            what = "its channel is not a matrix of numbers"
+            raise SpecError(what, where, _AS_WRITTEN) from None
         if "channels" in column and parent is None:
             matrix = matrix[0]
         given = None if parent is None else (parent, tuple(columns[parent]["levels"]))
@@ -318,11 +307,9 @@ class ReleasedColumn:
             are not those of the levels.
         """
         table = self._table(outcome_counts(counts, self.outcomes))
-        value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
-        index = pd.Index(list(self.levels), name=self.name)
-        return self._estimate(
-            *(pd.Series(part[0], index) for part in (value, error, worst)), table=table
-        )
+        parts = self._shares(table, simplex=simplex, approximate=approximate)
+        index = pd.Index(self.levels, name=self.name)
+        return self._estimate(*(pd.Series(part[0], index) for part in parts), table=table)
 
     def mean(
         self,
@@ -342,10 +329,8 @@ class ReleasedColumn:
             be numbers. NaN leaves the rows of a level out, as nulls are left out by default.
         """
         table = self._table(outcome_counts(counts, self.outcomes))
-
-        f = self._values(values, partly=True)
-        value, error, worst = self._means(table, f, approximate=approximate)
-        return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
+        parts = self._means(table, self._values(values, partly=True), approximate=approximate)
+        return self._estimate(*(float(part[0]) for part in parts), table=table)
 
     def group_means(
         self,
@@ -376,7 +361,6 @@ class ReleasedColumn:
         row has none (NaN).
         """
         groups, table = self._group(frame, by)
-
         parts = self._means(table, self._values(values, partly=True), approximate=approximate)
         return self._estimate(*(pd.Series(part, groups) for part in parts), table=table)
 
@@ -409,7 +393,7 @@ class ReleasedColumn:
             sizes = np.ones((len(table), 1))
         else:  # how many rows a group has is drawn from the population, too
             error = np.sqrt(error**2 + value**2 * (1.0 / sizes - 1.0 / sizes.sum()))
-        columns = pd.Index(list(self.levels), name=self.name)
+        columns = pd.Index(self.levels, name=self.name)
         return self._estimate(
             *(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, worst)),
             table=table,
@@ -469,7 +453,7 @@ class ReleasedColumn:
             frame, covariates if response is None else [*covariates, response], self.outcomes
         )
         table = self._table(found.products[0, 0])
-        inside = [] if here.all() else [here.astype(np.float64)]
+        inside = [] if here.all() else [here.astype(float)]
         if response is None:
             names: list[str] = list(covariates)
             is_likely = approximate and self.max_condition is None and self.at_most is not None
@@ -492,15 +476,15 @@ class ReleasedColumn:
     def _values(self, values: Sequence[float] | Floats | None, *, partly: bool = False) -> Floats:
         """Return f at each level; only with `partly` may some have none, NaN."""
         if values is None:
-            numbers = [math.nan if level is None and partly else level for level in self.levels]
-            if not all(isinstance(number, int | float) for number in numbers):
+            allowed: Any = int | float | None if partly else int | float
+            if not all(isinstance(level, allowed) for level in self.levels):
                 raise SpecError(
                     "its levels are not all numbers",
                     f"column {self.name!r}",
                     "give `values`, one number per level (null included)",
                 )
-            values = [float(number) for number in numbers if isinstance(number, int | float)]
-        f = np.asarray(values, dtype=np.float64)
+            values = np.array(self.levels, float)  # None is NaN
+        f = np.asarray(values, float)
         if (
             f.shape != (len(self.levels),)
             or np.isinf(f).any()
@@ -521,10 +505,10 @@ class ReleasedColumn:
     @property
     def axis(self) -> Floats | None:
         """The levels, if they are numbers, null as their mean: groups differ first of all in it."""
-        known = np.array([isinstance(each, int | float) for each in self.levels])
-        if not all(known | np.array([each is None for each in self.levels])):
+        if not all(isinstance(each, int | float | None) for each in self.levels):
             return None
-        numbers = np.array([math.nan if each is None else each for each in self.levels], float)
+        numbers = np.array(self.levels, float)  # None is NaN
+        known = ~np.isnan(numbers)
         weights = np.where(known, self.reference + 1e-12, 0.0)
         mean = float(weights @ np.nan_to_num(numbers) / weights.sum()) if known.any() else 0.0
         return np.where(known, numbers, mean)
@@ -544,9 +528,8 @@ class ReleasedColumn:
         return counts.reshape(-1, len(self.channels), len(self.levels))
 
     def _group(self, frame: Frame, by: str | Sequence[str]) -> tuple[pd.Index, Floats]:
-        groups, counts = group_counts(
-            frame, [by] if isinstance(by, str) else list(by), self.outcomes
-        )
+        names = [by] if isinstance(by, str) else list(by)
+        groups, counts = group_counts(frame, names, self.outcomes)
         return groups, self._table(counts)
 
     def _invert(self, f: Floats, *, approximate: bool) -> PseudoValues:
@@ -587,7 +570,7 @@ class ReleasedColumn:
 
     def _means(
         self, table: Floats, f: Floats, *, approximate: bool, spreads: Spreads | None = None
-    ) -> tuple[Floats, Floats, Floats]:
+    ) -> Triple:
         """Return the mean of each group over the rows whose level has a number, its standard error and its worst bias."""
         here, sizes = np.isfinite(f), table.sum(axis=(1, 2))
         centre = 0.0 if here.all() or not here.any() else float(f[here].mean())
@@ -595,7 +578,7 @@ class ReleasedColumn:
         def find(values: Floats) -> PseudoValues:
             return self._pseudo_values(values, table, approximate=approximate, spreads=spreads)
 
-        def average(pseudo: PseudoValues) -> tuple[Floats, Floats]:
+        def average(pseudo: PseudoValues) -> Pair:
             mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
             spread = (table * (pseudo.g - mean[:, None, None]) ** 2).sum(axis=(1, 2))
             spread = spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan))
@@ -606,7 +589,7 @@ class ReleasedColumn:
             value, error = average(pseudo)
             if not here.all():
                 # a ratio A / B moves as (A - value B) / B does, if B is surely above 0
-                inside = find(here.astype(np.float64))
+                inside = find(here.astype(float))
                 known, doubt = average(inside)
                 known = np.where(known > _SURELY * doubt, known, np.nan)
                 value = value / known
@@ -657,10 +640,8 @@ class ReleasedColumn:
             bias += n / np.maximum(sizes.sum(axis=1), 1.0) * own
         return np.minimum(bias, pseudo.bias)
 
-    def _shares(
-        self, table: Floats, *, simplex: bool, approximate: bool
-    ) -> tuple[Floats, Floats, Floats]:
-        functions = np.diag((self.reference > 0).astype(np.float64))
+    def _shares(self, table: Floats, *, simplex: bool, approximate: bool) -> Triple:
+        functions = np.diag((self.reference > 0).astype(float))
         spreads = None
         if approximate and self.max_condition is None and (len(table) > 1 or not self.follows):
             spreads = self._fit_spreads(table, self.axis)
@@ -674,11 +655,9 @@ class ReleasedColumn:
 
     def _estimate(self, value: Any, error: Any, worst: Any, *, table: Floats) -> Estimate:
         rows = table.sum(axis=(0, 2))
-        limits = (
-            np.full(len(rows), self.max_condition or MAX_CONDITION)
-            if self.max_condition or not np.any(worst)
-            else np.sqrt(rows)
-        )
+        limits = np.sqrt(rows)
+        if self.max_condition or not np.any(worst):
+            limits = np.full(len(rows), self.max_condition or MAX_CONDITION)
         used = [
             each.singular[each.singular >= 1 / limit][-1]
             for each, limit in zip(self._strata(), limits, strict=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from dpdask.arrays import Flags, Floats, Ints
+from dpdask.arrays import Ends, Flags, Floats, Ints, Triple, freeze_class
 from dpdask.kernels import normal as truncated
 
 try:
@@ -35,7 +34,7 @@ _START_STEPS = 50  # of a constant fit, which only has to land near the data
 _SMALLEST = 1e-6  # of the starting σ: a learner that can follow every range would otherwise divide by a σ of 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@freeze_class(kw_only=False, eq=False)
 class _Ranges:
     """Responses as ranges; a point has low == high, a ring low > high."""
 
@@ -46,9 +45,7 @@ class _Ranges:
     def is_point(self) -> Flags:
         return self.low == self.high
 
-    def expect(
-        self, noise: truncated.NoiseFamily, fitted: Floats, sigma: float
-    ) -> tuple[Floats, Floats, Floats]:
+    def expect(self, noise: truncated.NoiseFamily, fitted: Floats, sigma: float) -> Triple:
         """Return E(Y | range), Var(Y | range) and the log-likelihood of each row, of a point its log density."""
         form, point = truncated.FORMS[noise], self.is_point
         scale = sigma / math.sqrt(form.variance)
@@ -263,7 +260,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         """Fit exact values: one fit of the given estimator."""
         y = points.low
         self.estimator_ = template.fit(X, y)
-        fitted = np.asarray(self.estimator_.predict(X), dtype=np.float64)
+        fitted = np.asarray(self.estimator_.predict(X), float)
         self.sigma_ = _deviation(y, 0.0, fitted) if self.sigma is None else float(self.sigma)
         self.n_iter_, self.converged_, self.responses_ = 1, True, y
         objective = math.inf
@@ -281,7 +278,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         for _ in range(self.max_iterations):
             responses = self.damping * responses + (1 - self.damping) * mean
             self.estimator_ = clone(template).fit(X, responses)
-            before, fitted = fitted, np.asarray(self.estimator_.predict(X), dtype=np.float64)
+            before, fitted = fitted, np.asarray(self.estimator_.predict(X), float)
             previous = sigma
             if self.sigma is None:
                 sigma = max(_deviation(mean, variance, fitted), smallest)
@@ -302,7 +299,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
             )
         return self
 
-    def _start(self, ranges: _Ranges) -> tuple[float, float]:
+    def _start(self, ranges: _Ranges) -> Ends:
         """Return a constant f and its σ, by the same iteration; given values stay."""
         ends = np.concatenate([ranges.low, ranges.high])
         ends = ends[np.isfinite(ends)]
@@ -363,7 +360,7 @@ def leave_out(model: IntervalRegressor, X: Floats, y: Floats, group: Ints) -> Fl
         -np.stack(slopes, axis=-1), add_up(score(np.zeros(len(moves))))[..., None]
     )
     moved: Floats = model.sigma_ * shifts[:, 1:-1, 0] / spread
-    return np.asarray(model.estimator_.coef_, dtype=np.float64) + moved
+    return np.asarray(model.estimator_.coef_, float) + moved
 
 
 def _deviation(mean: Floats, variance: Floats | float, fitted: Floats | float) -> float:
@@ -377,10 +374,10 @@ def _ranges(y: Any) -> _Ranges:
         raise ValueError("IntervalRegressor requires y to be passed, but the target y is None")
     shape = np.asarray(y).shape
     if len(shape) != 2 or shape[1] == 1:
-        exact = checks.check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-        exact = np.array(checks.column_or_1d(exact, warn=True), dtype=np.float64)
+        exact = checks.check_array(y, ensure_2d=False, dtype=float, input_name="y")
+        exact = np.array(checks.column_or_1d(exact, warn=True), float)
         return _Ranges(exact, exact)
-    pairs = checks.check_array(y, dtype=np.float64, ensure_all_finite=False, input_name="y")
+    pairs = checks.check_array(y, dtype=float, ensure_all_finite=False, input_name="y")
     if pairs.shape[1] != 2:
         raise ValueError(
             "y must have shape (n,), exact values, or (n, 2), the lower and upper ends of ranges"

@@ -11,7 +11,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.random import Generator
 from scipy import optimize, special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, Pair, Triple, freeze_class
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Card
 
@@ -63,7 +63,7 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
         column = columns.get(name, {})
         if name in mechanism["found"] or not column.get("edges") or column["bounds"] is None:
             continue  # means of cells that were found, levels, indicators, the whole line
-        x, edges = features.iloc[:, place].to_numpy(dtype=np.float64), np.array(column["edges"])
+        x, edges = features.iloc[:, place].to_numpy(float), np.array(column["edges"])
         if (x < edges[0]).any() or (x > edges[-1]).any():
             raise SpecError(
                 "holds a number outside the cells of its card",
@@ -74,14 +74,14 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
         # of whole numbers: k of them have the variance (k² - 1) step² / 12
         step = column["bounds"][0] - edges[0]
         width = np.sqrt(np.maximum(np.diff(edges) ** 2 - step**2, 0.0))
-        own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, width[cell])
+        own = np.where(np.isin(x, np.array(column["atoms"], float)), 0.0, width[cell])
         mean = weights @ x / weights.sum()
         hidden = 2.0 * deviation * float(np.sqrt(((x - mean) ** 4).sum()))
         widths[:, place] = own if weights @ own**2 / 12.0 > hidden else 0.0
     return widths
 
 
-Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
+Contrast = Callable[[Floats, Floats], Pair]
 """(points of shape (n, d), θ of shape (p,)) -> (m of shape (n,), its gradient in θ of shape (n, p))."""
 
 Kind = Literal["linear", "logistic", "poisson", "huber", "median"]
@@ -95,7 +95,7 @@ _FAR = 1e100
 HINT = "release with the threshold positive or enhanced, or with fewer cells"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class WeightedSample:
     """Points with weights, and the response at each of them.
 
@@ -193,14 +193,13 @@ class WeightedSample:
                 "the response must be a number", f"column {response!r}", "code it in numbers first"
             )
         wide = pd.get_dummies(frame[list(features)], drop_first=True, dtype=float)
+        weights = frame[weight].to_numpy(float)
         return cls(
-            features=wide.to_numpy(dtype=np.float64),
-            response=frame[response].to_numpy(dtype=np.float64),
-            weights=frame[weight].to_numpy(dtype=np.float64),
+            features=wide.to_numpy(float),
+            response=frame[response].to_numpy(float),
+            weights=weights,
             names=tuple(map(str, wide.columns)),
-            widths=None
-            if card is None
-            else cell_widths(card, wide, frame[weight].to_numpy(dtype=np.float64)),
+            widths=None if card is None else cell_widths(card, wide, weights),
         )
 
 
@@ -268,6 +267,20 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     )
 
 
+def _bernoulli(eta: Floats, y: Floats) -> Triple:
+    mean = special.expit(eta)
+    return np.logaddexp(0.0, eta) - y * eta, mean - y, mean * (1.0 - mean)
+
+
+def _count(eta: Floats, y: Floats) -> Triple:
+    mean = np.exp(np.minimum(eta, 500.0))
+    return mean - y * eta, mean - y, mean
+
+
+# the loss of a response, and its first two derivatives in η
+_LOSSES = {"logistic": _bernoulli, "poisson": _count}
+
+
 def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     """Return the coefficients of logistic regression of a response in {0, 1}; unpenalised.
 
@@ -292,17 +305,9 @@ def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
             "logistic",
             "code its two levels so",
         )
-
-    def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-        mean = special.expit(eta)
-        return np.logaddexp(0.0, eta) - y * eta, mean - y, mean * (1.0 - mean)
-
+    unpenalised = {"C": math.inf}
     return _fit_generalised(
-        "LogisticRegression",
-        {"C": math.inf},
-        parts,
-        sample,
-        intercept=intercept,
+        "LogisticRegression", unpenalised, _bernoulli, sample, intercept=intercept
     )
 
 
@@ -317,18 +322,7 @@ def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
             "poisson",
             "take another estimator",
         )
-
-    def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-        mean = np.exp(np.minimum(eta, 500.0))
-        return mean - y * eta, mean - y, mean
-
-    return _fit_generalised(
-        "PoissonRegressor",
-        {"alpha": 0.0},
-        parts,
-        sample,
-        intercept=intercept,
-    )
+    return _fit_generalised("PoissonRegressor", {"alpha": 0.0}, _count, sample, intercept=intercept)
 
 
 def huber(sample: WeightedSample, *, threshold: float = _HUBER, intercept: bool = True) -> Floats:
@@ -495,7 +489,7 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
     with np.errstate(all="ignore"):
         found = optimize.minimize(
             objective,
-            np.asarray(start, dtype=np.float64),
+            np.asarray(start, float),
             jac=True,
             method="BFGS",
             options={"gtol": 1e-8, "maxiter": 2000},
@@ -508,18 +502,20 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
         raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
     if (weights < 0).any():
         steps = 1e-5 * (1.0 + np.abs(found.x))
-        rows = [
-            (objective(found.x + step)[1] - objective(found.x - step)[1]) / (2 * step.max())
-            for step in np.diag(steps)
-        ]
-        if not np.linalg.eigvalsh((np.array(rows) + np.array(rows).T) / 2)[0] > 0:
+        rows = np.array(
+            [
+                (objective(found.x + step)[1] - objective(found.x - step)[1]) / (2 * step.max())
+                for step in np.diag(steps)
+            ]
+        )
+        if not np.linalg.eigvalsh((rows + rows.T) / 2)[0] > 0:
             raise _ill_posed(
                 weights, "what was reached is no strict minimum of the objective", "the contrast"
             )
     return found.x
 
 
-def _standardise(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Floats, Floats]:
+def _standardise(sample: WeightedSample, *, intercept: bool) -> Triple:
     """Return the features with a constant before them if there is one, centred and scaled, with centres and scales."""
     share = np.abs(sample.weights) / np.abs(sample.weights).sum()
     centre = share @ sample.features if intercept else np.zeros(sample.features.shape[1])
@@ -571,13 +567,13 @@ def _fit_weighted(
             ) from None
     slopes = np.ravel(model.coef_)
     found = np.concatenate([np.atleast_1d(model.intercept_), slopes]) if intercept else slopes
-    return _restore(found.astype(np.float64), centre, spread, intercept=intercept)
+    return _restore(found.astype(float), centre, spread, intercept=intercept)
 
 
 def _fit_generalised(
     name: str,
     unpenalised: dict[str, Any],
-    parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]],
+    parts: Callable[[Floats, Floats], Triple],
     sample: WeightedSample,
     *,
     intercept: bool,
@@ -589,27 +585,22 @@ def _fit_generalised(
     z, centre, spread = _standardise(sample, intercept=intercept)
     w, y = sample.weights / np.abs(sample.weights).sum(), sample.response
     slopes = start[int(intercept) :]
-    theta = (
-        np.concatenate([[start[0] + slopes @ centre], slopes * spread])
-        if intercept
-        else slopes * spread
-    )
+    constant = [start[0] + slopes @ centre] if intercept else []
+    theta = np.concatenate([constant, slopes * spread])
 
     def derivatives(at: Floats) -> tuple[float, Floats, Floats]:
         loss, first, second = parts(z @ at, y)
         return float(w @ loss), z.T @ (w * first), (z * (w * second)[:, None]).T @ z
 
     if (sample.weights < 0).any():
-        options = {"gtol": 1e-9, "maxiter": 500}
-        found = optimize.minimize(
+        theta = optimize.minimize(
             lambda at: derivatives(at)[:2],
             theta,
             jac=True,
             hess=lambda at: derivatives(at)[2],
             method="trust-exact",
-            options=options,
-        )
-        theta = found.x
+            options={"gtol": 1e-9, "maxiter": 500},
+        ).x
     _, gradient, hessian = derivatives(theta)
     scale = 1.0 + float(np.abs(w @ (z * y[:, None])).max())
     if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[
@@ -635,13 +626,8 @@ def _check_tau(tau: float) -> None:
 
 def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
     """Return the refusal of a fit, with the hint for negative weights where there are some."""
-    return SpecError(
-        what,
-        where,
-        HINT
-        if (weights < 0).any()
-        else "leave out features that others determine, or take another estimator",
-    )
+    hint = "leave out features that others determine, or take another estimator"
+    return SpecError(what, where, HINT if (weights < 0).any() else hint)
 
 
 def find_influence(sample: WeightedSample, coefficients: Floats, *, kind: Kind) -> Floats:
@@ -665,19 +651,16 @@ def find_influence(sample: WeightedSample, coefficients: Floats, *, kind: Kind) 
     eta, weights = z @ coefficients, sample.weights
     score = sample.response - eta
     slope = np.ones(len(eta))
-    if kind == "logistic":
-        mean = special.expit(eta)
-        score, slope = sample.response - mean, mean * (1.0 - mean)
-    elif kind == "poisson":
-        slope = np.exp(np.minimum(eta, 500.0))
-        score = sample.response - slope
+    if kind in _LOSSES:
+        _, score, slope = _LOSSES[kind](eta, sample.response)
+        score = -score
     elif kind == "huber":
         # the scale solves Σ w min((r / s)², ε²) = Σ w, which scikit-learn minimises
         scales = np.sqrt(np.average(score**2, weights=np.abs(weights))) * np.geomspace(1e-3, 2, 400)
         share = np.abs(weights) / np.abs(weights).sum()
         size = np.array([share @ np.minimum((score / s) ** 2, _HUBER**2) for s in scales])
         end = _HUBER * float(scales[np.argmin(np.abs(size - 1.0))])
-        slope = (np.abs(score) < end).astype(np.float64)
+        slope = (np.abs(score) < end).astype(float)
         score = np.clip(score, -end, end)
     elif kind == "median":
         spread = np.sqrt(np.average(score**2, weights=np.abs(weights)))
@@ -693,7 +676,7 @@ Sampled = TypeVar("Sampled")
 _REFUSED = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NoiseError:
     """The part of an estimate's error that comes from the privacy noise.
 
@@ -759,7 +742,7 @@ def noise_error(
     refused = 0
     while len(found) < repeats:
         try:
-            found.append(np.asarray(estimator(redraw(rng)), dtype=np.float64))
+            found.append(np.asarray(estimator(redraw(rng)), float))
         except SpecError as error:
             refused += 1
             if refused > max(1.0, _REFUSED * repeats):

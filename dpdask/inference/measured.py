@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
 from dpdask.references.counts import LEVEL, NULL, SINGLE, WHOLE
 
 NORMAL_95 = 1.959963984540054
 _SURE = 4.0  # standard deviations that a number of rows has at least to divide by it
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Linear:
     """An estimate, its standard error (the draw of the rows and the noise), and the bound of its bias."""
 
@@ -80,14 +80,14 @@ class MeasuredColumn:
         if n_levels is not None and rows.num_rows != n_levels:
             raise ValueError("the counts are not those of the column's levels")
         level, kind = rows["level"].to_numpy(), np.array(rows["kind"].to_pylist())
-        count = rows["count"].to_numpy().astype(np.float64)
+        count = rows["count"].to_numpy().astype(float)
         depth = int(level.max())
         is_single = np.isin(kind, SINGLE)
         last = level == depth
         cells = np.concatenate([np.flatnonzero(last & part) for part in (is_single, ~is_single)])
-        low, high = (rows[name].to_numpy().astype(np.float64)[cells] for name in ("low", "high"))
+        low, high = (rows[name].to_numpy().astype(float)[cells] for name in ("low", "high"))
         if LEVEL in kind:  # its place in the card's list
-            low = high = np.arange(len(cells), dtype=np.float64)
+            low = high = np.arange(len(cells), dtype=float)
         [deviation] = set(rows["standard_deviation"].to_pylist())
         return cls(
             low=low,
@@ -120,7 +120,7 @@ class MeasuredColumn:
     def _factors(self) -> tuple[Floats, ...]:
         """The variance of each level's averaged counts, as parts of the noise's variance."""
         shape = (len(self.levels[0]),) * self._depth
-        found = [self.is_possible[len(self.singles) :].astype(np.float64).reshape(shape)]
+        found = [self.is_possible[len(self.singles) :].astype(float).reshape(shape)]
         for _ in self.levels[1:]:
             below = found[0].sum(axis=-1)
             found.insert(0, below / (1.0 + below))
@@ -170,14 +170,33 @@ class MeasuredColumn:
 
     # ---- answers
 
-    def count(self, weights: Floats) -> tuple[float, float]:
+    def count(self, weights: Floats) -> Ends:
         """Return the number of rows in some cells, and its standard error; weights are between 0 and 1."""
         number = float(weights @ self.counts)
         n = max(self.total, 1.0)
         share = min(max(number / n, 1.0 / n), 1.0 - 1.0 / n) if n > 2.0 else 0.5
-        return number, math.sqrt(self.variance(weights) + n * share * (1.0 - share))
+        return number, math.sqrt(self.variance(weights) + self.draw_count(weights, n, share))
 
-    def ratio(self, top: Floats, bottom: Floats) -> tuple[float, float]:
+    def draw_sum(self, weights: Floats) -> float:
+        """Return the variance that the draw of the rows gives a weighted sum of the counts, about 0."""
+        return max(0.0, float(self.counts @ weights**2))
+
+    def draw_count(self, weights: Floats, n: float, share: float) -> float:
+        """Return the variance that the draw of n rows gives the number of those in some cells, which have a share of them."""
+        del weights
+        return n * share * (1.0 - share)
+
+    @property
+    def draw_cells(self) -> Floats:
+        """The variance that the draw of the rows gives the count of each cell, of at least one row."""
+        share = np.clip(self.counts / max(self.total, 1.0), 0.0, 1.0)
+        return np.maximum(self.total * share * (1.0 - share), 1.0)
+
+    def draw_ranks(self, p: float, rows: float) -> Floats | float:
+        """Return the variance that the draw of the rows gives the number of rows up to each of the cells in order, less p of all with a value."""
+        return rows * p * (1.0 - p)
+
+    def ratio(self, top: Floats, bottom: Floats) -> Ends:
         """Return the ratio of two weighted sums of the counts, and its standard error.
 
         By the delta method A / B has the variance of A - (A / B) B, over B²: of the noise, with the
@@ -189,23 +208,22 @@ class MeasuredColumn:
             return math.nan, math.nan  # mostly noise is below: the delta method does not hold
         value = float(top @ self.counts) / below
         weights = top - value * bottom
-        drawn = max(0.0, float(self.counts @ weights**2))
-        return value, math.sqrt(self.variance(weights) + drawn) / below
+        return value, math.sqrt(self.variance(weights) + self.draw_sum(weights)) / below
 
     @cached_property
     def _has_value(self) -> Floats:
-        return (self.is_possible & ~self.is_null).astype(np.float64)
+        return (self.is_possible & ~self.is_null).astype(float)
 
     def share(self, weights: Floats) -> Linear:
         """Return the share of the rows that are in some cells."""
-        return Linear(*self.ratio(weights, self.is_possible.astype(np.float64)))
+        return Linear(*self.ratio(weights, self.is_possible.astype(float)))
 
     def mean_of(self, values: Floats) -> Linear:
         """Return the mean of a number that each cell has; NaN leaves its rows out."""
         known = self.is_possible & ~np.isnan(values)
-        return Linear(*self.ratio(np.where(known, values, 0.0), known.astype(np.float64)))
+        return Linear(*self.ratio(np.where(known, values, 0.0), known.astype(float)))
 
-    def mean(self, within: tuple[float, float] | None = None) -> Linear:
+    def mean(self, within: Ends | None = None) -> Linear:
         """Return the mean of the rows with a value, each clipped to two numbers if they are given.
 
         A cell's rows count as its middle; the bound on the bias is the mean of half the widths.
@@ -223,7 +241,7 @@ class MeasuredColumn:
         below = float(self._has_value @ self.counts)
         return math.sqrt(self.variance((middle - centre) * self._has_value)) / below
 
-    def range_of(self, values: Floats | None = None) -> tuple[float, float]:
+    def range_of(self, values: Floats | None = None) -> Ends:
         """Return the least and the greatest value of a row, or of the numbers of the cells."""
         ends = (self.low, self.high) if values is None else (values, values)
         here = (self._has_value > 0.0) if values is None else self.is_possible & ~np.isnan(values)
@@ -245,7 +263,7 @@ class MeasuredColumn:
             found.append(Linear(*self.count(weights), max(0.0, bias)))
         return found
 
-    def _below(self, edge: float) -> tuple[Floats, Floats, Floats]:
+    def _below(self, edge: float) -> Triple:
         """Return which part of each cell's rows is below an edge, and the least and the most that may be."""
         low, high = self.low, self.high
         with np.errstate(invalid="ignore"):
@@ -253,7 +271,7 @@ class MeasuredColumn:
                 part = (math.ceil(edge) - low) / (high - low + 1.0)
             else:
                 part = (edge - low) / np.where(high > low, high - low, 1.0)
-            inside, before = (low < edge) & (edge <= high), (high < edge).astype(np.float64)
+            inside, before = (low < edge) & (edge <= high), (high < edge).astype(float)
         part = np.where(inside, np.clip(np.nan_to_num(part), 0.0, 1.0), before)
         return part, before, np.where(inside, 1.0, before)
 
@@ -271,7 +289,7 @@ class MeasuredColumn:
             return (math.nan,) * 3
         ranks, own, shared = variances
         noise = np.maximum(own - 2.0 * p * shared + p * p * self._rows_vary, 0.0)
-        spread = np.sqrt(noise + rows * p * (1.0 - p))
+        spread = np.sqrt(noise + self.draw_ranks(p, rows))
         up_to = make_rising(ranks - p * rows)
         before = np.append(min(-p * rows, up_to[0]), up_to[:-1])
         place = min(int(np.searchsorted(up_to, 0.0)), len(last) - 1)
@@ -293,21 +311,26 @@ class MeasuredColumn:
         return self.variance(self._has_value)
 
     @cached_property
-    def _steps(self) -> tuple[Floats, Floats, tuple[Floats, Floats, Floats]]:
-        """The first and the last values of the cells in order; of the rows up to each of them: the number, its variance, and its covariance with all rows with a value."""
+    def ordered(self) -> NDArray[np.intp]:
+        """The cells of values in order."""
         n = len(self.singles)
         atoms = np.flatnonzero(~self.is_null[:n])
         line = np.flatnonzero(self.is_possible[n:])
         cells = np.concatenate([atoms, n + line])
         order = np.lexsort([np.append(np.zeros(len(atoms)), np.ones(len(line))), self.low[cells]])
-        cells = cells[order]
+        return cells[order]
+
+    @cached_property
+    def _steps(self) -> tuple[Floats, Floats, Triple]:
+        """The first and the last values of the cells in order; of the rows up to each of them: the number, its variance, and its covariance with all rows with a value."""
+        n, cells = len(self.singles), self.ordered
         # how many atoms, and which last place of the line, are at or before each
         n_atoms = np.cumsum(cells < n, dtype=np.intp)
         place = np.maximum.accumulate(np.where(cells < n, -1, cells - n))
         found = np.cumsum(self.counts[cells]), *self._vary(n_atoms, place)
         return self.low[cells], self.high[cells], found
 
-    def _vary(self, n_atoms: NDArray[np.intp], place: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    def _vary(self, n_atoms: NDArray[np.intp], place: NDArray[np.intp]) -> Pair:
         """Return the variance that the noise gives the sum of the first atoms and of the line up to a place, and its covariance with all rows with a value.
 
         Given the count of a block, its part up to a place is a · count, and varies by b around it;

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy import optimize
 
-from dpdask.arrays import Flags, Floats
+from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
 from dpdask.inference.slopes import regress_on_kept
@@ -48,7 +48,7 @@ class Law(Protocol):
         """Released ranks between which the likelihood of the own one changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class LaplaceLaw:
     """Discrete Laplace noise on whole ranks, and the rank of the sum: `kernels.rank`."""
 
@@ -91,7 +91,7 @@ def _cumulate_sums(n_cells: int, rate: float) -> Floats:
     return found / n_cells
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class BinLaw:
     """A channel on bins of ranks; inside its bin a released rank is uniform."""
 
@@ -119,12 +119,12 @@ def _read_law(column: Mapping[str, Any]) -> Law:
     return LaplaceLaw(n_cells=int(column["ranks"]), rate=-float(column["alpha_log"]))
 
 
-def _read_bounds(column: Mapping[str, Any]) -> tuple[float, float]:
+def _read_bounds(column: Mapping[str, Any]) -> Ends:
     low, high = column.get("bounds") or (-math.inf, math.inf)
     return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Inputs:
     """The original values that there can be: a row each for a rank, or an interval of ranks that it is uniform in."""
 
@@ -141,16 +141,16 @@ class Inputs:
         """Whether it is null."""
         return np.isnan(self.high)
 
-    def clip(self, within: tuple[float, float]) -> tuple[Floats, Floats]:
+    def clip(self, within: Ends) -> Pair:
         """Return the least and the greatest clipped value; 0 of null."""
         low, high = (np.clip(np.nan_to_num(part), *within) for part in (self.low, self.high))
         return low * ~self.is_null, high * ~self.is_null
 
-    def lie_in(self, first: float, end: float) -> tuple[Floats, Floats]:
+    def lie_in(self, first: float, end: float) -> Pair:
         """Return whether all values, and whether some of them, lie in a range."""
         every = (self.low >= first) & (self.high < end)
         some = (self.high >= first) & (self.low < end)
-        return every.astype(np.float64), some.astype(np.float64)
+        return every.astype(float), some.astype(float)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,7 +163,7 @@ class NoisyRanks:
     ranks: Floats
     law: Law  # the channel
     is_whole: bool  # whether values are whole numbers
-    bounds: tuple[float, float]  # what no value lies outside of; infinite if it is not known
+    bounds: Ends  # what no value lies outside of; infinite if it is not known
     doubt: float = 0.0  # how far off ranks are: times a Brownian bridge. 0 where they are told
     # the largest share of the reference's rows at one value that is spread over the gap below
     spread: float = 0.0
@@ -174,9 +174,7 @@ class NoisyRanks:
         reference = column.get("reference", {})
         if "ranks" not in reference:
             return None
-        values, ranks = (
-            np.array(reference[each], dtype=np.float64) for each in ("values", "ranks")
-        )
+        values, ranks = (np.array(reference[each], float) for each in ("values", "ranks"))
         return cls(
             values=values,
             ranks=ranks,
@@ -225,7 +223,7 @@ class NoisyRanks:
     # ---- cells of released values
 
     @cached_property
-    def _points(self) -> tuple[Floats, Floats]:
+    def _points(self) -> Pair:
         """Return values and ranks that cells end at: those of the card, and even ones inside wide linear pieces."""
         values, ranks = self.values, self.ranks
         steps = np.ones(len(values) - 1, dtype=np.int64)
@@ -245,7 +243,7 @@ class NoisyRanks:
     def _groups(self) -> tuple[Codes, Floats]:
         """Return the outcome of each cell between points, and the ranks that outcomes end at, null's first."""
         x, c = self._points
-        keep = np.zeros(len(c), dtype=np.bool_)
+        keep = np.zeros(len(c), bool)
         keep[np.abs(c[None, :] - self.law.cuts[:, None]).argmin(axis=1)] = True
         jumps = np.flatnonzero((np.diff(x) == 0.0) & (np.diff(c) > 0.0))
         keep[jumps] = keep[jumps + 1] = keep[0] = keep[-1] = True
@@ -275,53 +273,38 @@ class NoisyRanks:
     def inputs(self) -> Inputs:
         """What there can be."""
         x, c = self._points
-        low, high, width = x[:-1], x[1:], np.diff(c)
-        one = self.is_whole & (high - low == 1.0)  # one whole number, uniform in its ranks
-        is_point = (low == high) | one
-        spread = ~is_point & (width > 0.0)
-        least = np.where(spread & self.is_whole, low + 1.0, low)
-        pieces, ends = np.diff(self.ranks) > _FINE, np.diff(self.values) > 0.0
-        heavy = pieces & ends & (not self.is_whole)
-        parts = [
-            (high[is_point], high[is_point], c[:-1][is_point], c[1:][is_point], True),
-            *(
-                (least[spread], high[spread], at[spread], at[spread], False)
-                for at in (c[:-1], c[1:])
-            ),
-            # the value at a piece's end is released like any rank of it
-            (
-                self.values[1:][heavy],
-                self.values[1:][heavy],
-                self.ranks[:-1][heavy],
-                self.ranks[1:][heavy],
-                True,
-            ),
-        ]
+        low, high, start, end = x[:-1], x[1:], c[:-1], c[1:]
+        # one value, or one whole number, is uniform in its ranks
+        is_point = (low == high) | (self.is_whole & (high - low == 1.0))
+        # the reference may have no mass between two points, and values be there
+        between, least = ~is_point, low + self.is_whole
+        parts = [(is_point, high, high, start, end, True)]
+        parts += [(between, least, high, at, at, False) for at in (start, end)]
         if self.is_whole:
-            wide = spread & (width > _FINE)
-            for part in np.arange(1, 8) / 8:
-                at = c[:-1] + part * width
-                parts.append((least[wide], high[wide], at[wide], at[wide], False))
+            is_wide, places = between & (end - start > _FINE), np.arange(1, 8) / 8
+            inner = (start + part * (end - start) for part in places)
+            parts += [(is_wide, least, high, at, at, False) for at in inner]
+        else:  # the value at a piece's end is released like any rank of it
+            value, ranks = self.values[1:], self.ranks
+            heavy = (np.diff(ranks) > _FINE) & (np.diff(self.values) > 0.0)
+            parts.append((heavy, value, value, ranks[:-1], ranks[1:], True))
+        rows = [
+            np.column_stack([*each, np.full(len(where), one)])[where] for where, *each, one in parts
+        ]
         # all values beyond the reference have its first rank, or its last one
-        sides = []
         if self.bounds[0] < x[0] or x[1] > x[0]:
-            sides.append((min(self.bounds[0], x[0]), x[0], c[0]))
+            least_of_all = min(self.bounds[0], x[0])
+            rows.append(np.array([[least_of_all, x[0], c[0], c[0], least_of_all == x[0]]]))
         if self.bounds[1] > x[-1]:
-            sides.append((x[-1], self.bounds[1], c[-1]))
-        for start, end, rank in sides:
-            one_rank = np.array([rank])
-            parts.append((np.array([start]), np.array([end]), one_rank, one_rank, start == end))
-        if c[0] > 0.0:
-            nothing = np.array([np.nan])
-            parts.append((nothing, nothing, np.zeros(1), c[:1], True))
-        points = np.concatenate([np.full(len(each[0]), each[4]) for each in parts])
-        low, high, first, last = (
-            np.concatenate([each[place] for each in parts]) for place in range(4)
-        )
+            rows.append(np.array([[x[-1], self.bounds[1], c[-1], c[-1], False]]))
+        if self.has_null:
+            rows.append(np.array([[np.nan, np.nan, 0.0, c[0], True]]))
+        low, high, first, last, points = np.concatenate(rows).T
+        is_point = points > 0.0
         if self.spread:  # a value that many rows share may have a rank this far below its own
             beyond = np.interp(first + self.spread, c, x)
-            high = np.where(points | np.isnan(high), high, np.maximum(high, beyond))
-        return Inputs(low=low, high=high, is_point=points, first=first, last=last)
+            high = np.where(is_point | np.isnan(high), high, np.maximum(high, beyond))
+        return Inputs(low=low, high=high, is_point=is_point, first=first, last=last)
 
     @cached_property
     def matrix(self) -> Floats:
@@ -374,7 +357,7 @@ class NoisyRanks:
 
     # ---- functions of the outcome whose averages lie below and above that of f
 
-    def cover(self, f: tuple[Floats, Floats], counts: Floats, n: float) -> tuple[Floats, Floats]:
+    def cover(self, f: Pair, counts: Floats, n: float) -> Pair:
         """Return the functions of the outcome whose averages lie below and above that of f.
 
         f lies between two numbers for each of the inputs, and an average is of n rows.
@@ -403,7 +386,7 @@ class NoisyRanks:
         _, first, place = np.unique(ranks, axis=0, return_index=True, return_inverse=True)
         return self.matrix[first], place.ravel()
 
-    def _about(self, f: tuple[Floats, Floats], centre: float) -> tuple[Floats, Floats]:
+    def _about(self, f: Pair, centre: float) -> Pair:
         """Return f - centre, and 0 of null."""
         low, high = (np.where(self.inputs.is_null, 0.0, each - centre) for each in f)
         return low, high
@@ -413,8 +396,8 @@ class NoisyRanks:
     def ratio(
         self,
         table: Floats,
-        part: tuple[Floats, Floats],
-        possible: tuple[float, float],
+        part: Pair,
+        possible: Ends,
     ) -> Bounds:
         """Return the average of f over the rows that are not null, in each group.
 
@@ -436,9 +419,7 @@ class NoisyRanks:
             centre = float(of_all.value[0])
         return found
 
-    def _tell_held_out(
-        self, found: Bounds, table: Floats, h: tuple[Floats, Floats], f: tuple[Floats, Floats]
-    ) -> Bounds:
+    def _tell_held_out(self, found: Bounds, table: Floats, h: Pair, f: Pair) -> Bounds:
         """Return bounds of groups whose errors hold that of ranks which the released values tell.
 
         By these ranks the average of h over all rows is that of f over what was released, so a group
@@ -457,11 +438,11 @@ class NoisyRanks:
         covariances[:, :2, :2] += off_by[:, None, None]
         return replace(found, covariances=covariances)
 
-    def mean(self, table: Floats, within: tuple[float, float]) -> Bounds:
+    def mean(self, table: Floats, within: Ends) -> Bounds:
         """Return the mean of the clipped values in each group of a table; see `ratio`."""
         return self.ratio(table, self.inputs.clip(within), within)
 
-    def slope(self, found: Moments, possible: tuple[float, float]) -> tuple[Floats, Floats, Floats]:
+    def slope(self, found: Moments, possible: Ends) -> Triple:
         """Return the slopes of the values on kept columns, their standard errors and their worst biases."""
         counts, is_null = found.products[0, 0], self.inputs.is_null
         mean = self.mean(counts[None, :], possible)
@@ -501,7 +482,7 @@ class NoisyRanks:
         x = np.unique(self._points[0])
 
         @cache
-        def find(place: int) -> tuple[Floats, Floats]:
+        def find(place: int) -> Pair:
             sides = self.inputs.lie_in(-math.inf, float(np.nextafter(x[place], math.inf)))
             h = self.cover(self._about(sides, p), counts, float(counts.sum()))
             q = counts / counts.sum()
@@ -543,15 +524,15 @@ def _cover_near(matrix: Floats, f: Floats, q: Floats, target: float) -> Floats:
     return h + max(0.0, float((f - matrix @ h).max()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Quantile:
     """A quantile by what is known of how many values lie at or below each point."""
 
     x: Floats  # the points
     # of a point, the averages that lie below and above the share of the values up to it, less p,
     # and their standard errors
-    find: Callable[[int], tuple[Floats, Floats]]
-    bounds: tuple[float, float]  # what no value lies outside of
+    find: Callable[[int], Pair]
+    bounds: Ends  # what no value lies outside of
 
     @property
     def value(self) -> float:
@@ -559,18 +540,19 @@ class Quantile:
         place = self._first(lambda place: bool(self.find(place)[0].sum() >= 0.0))
         return float(self.x[min(place, len(self.x) - 1)])
 
-    def find_ends(self, deviations: float) -> tuple[float, float]:
-        """Return the ends of an interval: beyond them, p is so many standard errors away."""
+    def find_ends(self, deviations: float) -> Ends:
+        """Return the ends of an interval: beyond them, p is so many standard errors away; the bounds, if they contradict each other."""
 
-        def is_not_below(place: int) -> bool:
-            means, errors = self.find(place)
-            return bool(means[1] + deviations * errors[1] >= 0.0)
+        def find(side: int, by: float) -> int:
+            def is_there(place: int) -> bool:
+                means, errors = self.find(place)
+                return bool(means[side] + by * errors[side] >= 0.0)
 
-        def is_above(place: int) -> bool:
-            means, errors = self.find(place)
-            return bool(means[0] - deviations * errors[0] >= 0.0)
+            return self._first(is_there)
 
-        low, high = self._first(is_not_below), self._first(is_above)
+        low, high = find(1, deviations), find(0, -deviations)
+        if low > high + 1:
+            low, high = 0, len(self.x)
         ends = np.concatenate([[self.bounds[0]], self.x, [self.bounds[1]]])
         return float(ends[low]), float(ends[high + 1])
 
@@ -591,16 +573,16 @@ class Bounds:
     means: Floats
     covariances: Floats  # Those of the averages, shape (groups, 4, 4)
     centre: float  # what is added to the ratios
-    possible: tuple[float, float]  # between what they lie
+    possible: Ends  # between what they lie
 
     @classmethod
     def of(
         cls,
         table: Floats,
-        above: tuple[Floats, Floats],
-        below: tuple[Floats, Floats],
+        above: Pair,
+        below: Pair,
         centre: float,
-        possible: tuple[float, float],
+        possible: Ends,
     ) -> Bounds:
         """Return the ratios of the groups of a table; see `NoisyRanks.ratio`."""
         h, sizes = np.array([*above, *below]).T, np.maximum(table.sum(axis=1), 1.0)
@@ -623,7 +605,7 @@ class Bounds:
     def value(self) -> Floats:
         """What is most likely: the ratios as far as they are possible, or the middles of their intervals."""
         found = np.clip(self.centre + self.ratios, *self.possible)
-        return np.where(np.isnan(found) | self._is_hidden, sum(self._interval) / 2.0, found)
+        return np.where(np.isnan(found) | self.is_hidden, sum(self._interval) / 2.0, found)
 
     @property
     def standard_error(self) -> Floats:
@@ -635,22 +617,29 @@ class Bounds:
         found = np.sqrt(np.maximum(variance, 0.0)) / self.means[:, 2:].mean(axis=1)
         away = np.minimum(*(abs(self.centre + ratio - end) for end in self.possible))
         is_in = np.clip(self.centre + ratio, *self.possible) == self.centre + ratio
-        is_known = is_in & (away > NORMAL_95 * found) & ~self._is_hidden
+        is_known = is_in & (away > NORMAL_95 * found) & ~self.is_hidden
         return np.where(is_known, found, np.nan)
 
     @cached_property
-    def _interval(self) -> tuple[Floats, Floats]:
+    def _interval(self) -> Pair:
         return self.find_ends(NORMAL_95)
 
     @property
-    def _is_hidden(self) -> Flags:
+    def is_hidden(self) -> Flags:
         """Whether nothing but what is possible is known."""
         low, high = self._interval
         return (low <= self.possible[0]) & (high >= self.possible[1])
 
-    def find_ends(self, deviations: float) -> tuple[Floats, Floats]:
-        """Return the ends of an interval (Fieller 1954): beyond them, A - ratio · B is so many standard errors from 0."""
-        return self._find_end(deviations, 1.0), self._find_end(deviations, -1.0)
+    def find_ends(self, deviations: float) -> Pair:
+        """Return the ends of an interval (Fieller 1954): beyond them, A - ratio · B is so many standard errors from 0.
+
+        Ends that contradict each other tell nothing: ranks that released values tell are too
+        far off then.
+        """
+        low, high = self._find_end(deviations, 1.0), self._find_end(deviations, -1.0)
+        least, most = self.possible
+        crossed = low > high
+        return np.where(crossed, least, low), np.where(crossed, most, high)
 
     def _find_end(self, deviations: float, side: float) -> Floats:
         n = len(self.means)

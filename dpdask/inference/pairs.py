@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats, Pair, Triple, freeze_class
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
@@ -19,7 +18,7 @@ from dpdask.inference.pseudo_values import (
 _MOST_ALONG = 256  # directions: a covariance that is not diagonal is inverted for each spread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Margin:
     """What is known of one column: its channel, the shares of its original levels, their standard errors and the bounds on their biases."""
 
@@ -45,7 +44,7 @@ class Margin:
         return np.outer(axis, axis)
 
 
-def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Floats, Floats]:
+def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> Triple:
     """Return the share of each pair of original levels, its standard error, and how far the noise may move it, by how dependent the columns seem.
 
     Counts are of released pairs, shape (s, t).
@@ -80,7 +79,7 @@ def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Fl
     parts = parts.reshape(counts.size, -1)
     axis: Floats | None = None
     if len(seen) <= _MOST_ALONG and not (one.numbers is None and two.numbers is None):
-        axis = np.kron(one.align(first), two.align(second)).astype(np.float64)
+        axis = np.kron(one.align(first), two.align(second)).astype(float)
     variance = np.maximum(np.diag(covariance), 1e-12)
     length = 0.0 if axis is None else float(np.trace(axis))
     pairs = list_spreads(len(seen), length, min(counts.shape) - 1.0)
@@ -107,8 +106,8 @@ def _predict(
     offset: Floats,
     variance: Floats,
     axis: Floats | None,
-    pairs: Sequence[tuple[float, float]],
-) -> tuple[Floats, Floats]:
+    pairs: Sequence[Ends],
+) -> Pair:
     """Return the weights of what is seen in the mean of all coordinates given it, averaged over spreads, and the probability of each."""
     used = seen > 1.0 / MAX_CONDITION
     found, said = [], []

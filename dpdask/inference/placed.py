@@ -2,8 +2,9 @@
 
 A table of cells tells how often each pair of cells occurs, not how two columns depend inside one.
 A normal copula with the table's margins, and the correlation that the table shows between cells,
-says so for most columns that are smooth. It is a model: half of how far an answer is from that
-without dependence inside cells is taken as the bound of its bias.
+says so for most columns that are smooth. It is a model: the bound of its bias is half of how far an
+answer is from that without dependence inside cells, and what a weak dependence of any sign in
+each cell would add.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from itertools import combinations
 import numpy as np
 from scipy import sparse, special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, Pair, freeze_class
 from dpdask.inference.measured import MeasuredColumn, make_rising
 from dpdask.inference.tallies import Codes, add_up
 
 UNRESOLVED = 0.25
 """The share of a column's variance that lies inside one cell from which on the cells do not tell how it depends on others."""
+APART, APART_OF_NUMBERS = 0.25, 0.75
+"""The correlation that a number and being in one cell of another column may have inside each cell, besides the model's, with any sign: of levels, and of numbers.
+
+The bound on a bias allows for it. On six real tables, each number in 20 cells, it holds the error of the model for 96 % of 328 means by group and 94 % of
+78 slopes of two numbers; half the difference to no dependence holds it for 14 and 22 %.
+"""
 _POINTS = 100  # of a column, about
 _MOST = 60_000  # of a table
 _FINER = 16  # ranks that each point is the mean of
@@ -214,6 +221,17 @@ class PlacedTable:
         shape = (len(points), self.counts.size)
         return points, sparse.csr_matrix((parts, (code.ravel(), self._cells)), shape=shape)
 
+    def tilt(self, place: int) -> Floats:
+        """Return by what part the weight of each point of the table grows where, inside the cells of a column, its values and being in one cell of the others have the correlation 1."""
+        axis, rows = self.axes[place], np.maximum(self.counts, 0.0)
+        score = (axis.values - axis.means(axis.values)[axis.cell]) / np.sqrt(
+            np.maximum(axis.inside, np.finfo(np.float64).tiny)
+        )[axis.cell]
+        others = tuple(k for k in range(len(self.axes)) if k != place)
+        rest = rows.sum(axis=others, keepdims=True) - rows
+        odds = np.divide(rest, rows, out=np.zeros(rows.shape), where=rows > 0.0)
+        return self.at_points(place, score) * np.sqrt(odds).ravel()[self._cells]
+
     @property
     def unresolved(self) -> float:
         """The largest share of the variance of a column that lies inside one cell."""
@@ -248,52 +266,80 @@ def _list_covariances(one: Axis, two: Axis) -> Floats:
     return np.maximum.accumulate(np.array(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slope:
-    """A slope of least squares, and what moves it by how much."""
+@freeze_class
+class Line:
+    """A slope of least squares, its intercept, or a correlation; and what moves it by how much."""
 
     estimate: float
     bias_bound: float
     influence: Floats  # of a row in each cell, times the number of rows, of the counts' shape
+    by_slope: float  # how much of it is in proportion to the slope
     variance: float  # of the feature
     of_variance: Floats  # of the same shape
-    of_means: tuple[Floats, Floats]  # of the mean of each cell of the response, and of the feature
+    of_means: Pair  # of the mean of each cell of the response, and of the feature
 
 
-def find_slope(table: PlacedTable) -> Slope:
-    """Return the slope of the first column of a table on the second one."""
+def find_line(table: PlacedTable, kind: str) -> Line:
+    """Return the `slope` of the first column of a table on the second one, the `intercept`, or the correlation, for `r_squared`."""
     y, x = table.at_points(0), table.at_points(1)
     rows = table.counts / table.counts.sum()
 
-    def fit(parts: Floats) -> tuple[float, float, float, float]:
-        def mean(numbers: Floats) -> float:
-            return float((rows * table.average(numbers, parts)).sum())
+    def mean(numbers: Floats, parts: Floats) -> float:
+        return float((rows * table.average(numbers, parts)).sum())
 
-        of_y, of_x = mean(y), mean(x)
-        square = mean((x - of_x) ** 2)
-        return mean((y - of_y) * (x - of_x)) / square, square, of_y, of_x
+    def moments(parts: Floats) -> Floats:
+        """Return both means, the covariance and both variances."""
+        of_y, of_x = mean(y, parts), mean(x, parts)
+        a, b = y - of_y, x - of_x
+        return np.array([of_y, of_x, mean(a * b, parts), mean(a * a, parts), mean(b * b, parts)])
 
-    slope, square, of_y, of_x = fit(table.leaning)
+    found = moments(table.leaning)
+    of_y, of_x, _, _, square = found.tolist()
+    value, gradient = _differentiate(found, kind)
     # the correlation follows the counts, too
     near, r = np.eye(2), float(table.correlations[0, 1])
     near[0, 1] = near[1, 0] = r - math.copysign(_STEP, r)
-    by_correlation = (slope - fit(table.lean(near))[0]) / math.copysign(_STEP, r)
+    moved = _differentiate(moments(table.lean(near)), kind)[0]
+    by_correlation = (value - moved) / math.copysign(_STEP, r)
     one, two = table.axes
     covariances, products = _list_covariances(one, two), _products(one, two, table.counts)
     own = float((rows * products).sum())
     each = np.interp([own - _STEP, own + _STEP], covariances, _CORRELATIONS)
     by_covariance = by_correlation * float(each[1] - each[0]) / (2.0 * _STEP)
     a, b = y - of_y, x - of_x
+    parts = (a, b, a * b, a * a, b * b)
+    influence = sum(
+        (g * (table.average(part, table.leaning) - level))
+        for g, part, level in zip(gradient, parts, [0.0, 0.0, *found[2:]], strict=True)
+    )
     mean_y, mean_x = (table.average(each, table.leaning) for each in (a, b))
-    return Slope(
-        estimate=slope,
-        bias_bound=abs(slope - fit(table.even)[0]) / 2.0,
-        influence=table.average(b * (a - slope * b), table.leaning) / square
-        + by_covariance * (products - own),
+    apart = [rows * table.average(table.tilt(place) * a * b, table.leaning) for place in (0, 1)]
+    are_numbers = one.inside.any() and two.inside.any()
+    apart_by = (APART_OF_NUMBERS if are_numbers else APART) * float(np.linalg.norm(apart))
+    by_y, by_x, by_product, by_y2, by_x2 = gradient.tolist()
+    return Line(
+        estimate=value,
+        bias_bound=abs(value - _differentiate(moments(table.even), kind)[0]) / 2.0
+        + apart_by * abs(by_product),
+        influence=influence + by_covariance * (products - own),
+        by_slope=value - of_y if kind == "intercept" else value,
         variance=square,
         of_variance=table.average(b * b, table.leaning) - square,
         of_means=(
-            (rows * mean_x).sum(axis=1) / square,
-            (rows * (mean_y - 2.0 * slope * mean_x)).sum(axis=0) / square,
+            (rows * (by_y + by_product * mean_x + 2.0 * by_y2 * mean_y)).sum(axis=1),
+            (rows * (by_x + by_product * mean_y + 2.0 * by_x2 * mean_x)).sum(axis=0),
         ),
     )
+
+
+def _differentiate(moments: Floats, kind: str) -> tuple[float, Floats]:
+    """Return a line's number and its derivatives by both means, the covariance and both variances."""
+    of_y, of_x, product, y2, x2 = moments.tolist()
+    slope, by_slope = product / x2, np.array([0.0, 0.0, 1.0 / x2, 0.0, -product / x2**2])
+    if kind == "slope":
+        return slope, by_slope
+    if kind == "intercept":
+        return of_y - slope * of_x, np.array([1.0, -slope, 0.0, 0.0, 0.0]) - of_x * by_slope
+    size = math.sqrt(max(x2 * y2, 1e-300))
+    r = product / size
+    return r, np.array([0.0, 0.0, 1.0 / size, -r / (2.0 * y2), -r / (2.0 * x2)])

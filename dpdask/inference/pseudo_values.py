@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy import optimize, special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats, freeze_class
 
 MAX_CONDITION = 1e6
 """Above this ratio of singular values a channel's direction is taken as lost."""
@@ -26,7 +26,7 @@ _BEYOND = 0.03
 _UNBIASED_FOR = 1.1  # times the variance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Directions:
     """A channel's canonical directions under a distribution P of the original level."""
 
@@ -129,7 +129,7 @@ def estimate_prior(matrix: Floats, start: Floats, counts: Floats, steps: int = _
     return prior
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class PseudoValues:
     """Functions of the released level, for each group and stratum."""
 
@@ -162,8 +162,7 @@ class PseudoValues:
             likely = np.sqrt(self.probability @ self.likely**2)
             likely = (likely + size * np.sqrt(other.probability @ other.likely**2))[None]
             probability = np.ones(1)
-        roots = (np.sqrt(np.maximum(part.shared, 0.0)) for part in (self, other))
-        one, two = roots
+        one, two = (np.sqrt(np.maximum(part.shared, 0.0)) for part in (self, other))
         return PseudoValues(
             g=self.g - shift[:, None, None] * other.g,
             bias=self.bias + size * other.bias,
@@ -229,12 +228,12 @@ def _invert_softly(singular: Floats, n: float) -> Floats:
     return inverse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Spread:
     """How groups differ: the coordinates in each stratum, and pairs τ and κ with their probabilities."""
 
     parts: tuple[_Stratum, ...]
-    pairs: tuple[tuple[float, float], ...]
+    pairs: tuple[Ends, ...]
     probability: Floats
 
 
@@ -290,7 +289,7 @@ def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spr
     step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
     some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
 
-    def likelihood(at: tuple[float, float]) -> float:
+    def likelihood(at: Ends) -> float:
         return sum(part.likelihood(*at) for part in some)
 
     along = any(part.axis.any() for part in parts)
@@ -308,7 +307,7 @@ def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spr
     return Spread(parts=parts, pairs=(*grid, *near), probability=probability / probability.sum())
 
 
-def list_spreads(n: int, length: float, most: float) -> list[tuple[float, float]]:
+def list_spreads(n: int, length: float, most: float) -> list[Ends]:
     """Return pairs τ and κ, on a grid of factors 4, that give coordinates at most a mean sum of squares.
 
     There are n coordinates of variance τ; `length` is the trace of the matrix that κ is a
@@ -407,7 +406,7 @@ def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) ->
     return mixture / table.sum()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class _Stratum:
     """What the groups' coordinates in one stratum are: all arrays leave the constant out, at place 0, as zeros."""
 
@@ -436,12 +435,10 @@ class _Stratum:
         likely = spread.probability > _UNLIKELY
         shares = spread.probability[likely] / spread.probability[likely].sum()
         pairs = [pair for pair, is_likely in zip(spread.pairs, likely, strict=True) if is_likely]
-        parts = [
-            share * self.predict(phi, *pair) for pair, share in zip(pairs, shares, strict=True)
-        ]
-        return np.sum(parts, axis=0)
+        parts = [self.predict(phi, *pair) for pair in pairs]
+        return np.tensordot(shares, parts, axes=1)
 
-    def square(self, lost: Floats, pairs: Sequence[tuple[float, float]]) -> Floats:
+    def square(self, lost: Floats, pairs: Sequence[Ends]) -> Floats:
         """Return the mean square of Σ lost_i x_i over groups, for each pair τ and κ, (pairs, groups)."""
         tau, kappa = np.array(pairs).T[:, :, None]
         return tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ self.axis) ** 2
@@ -456,12 +453,8 @@ class _Stratum:
         )
         offsets, slope = self.offsets[np.ix_(here, used)], (self.singular * self.axis)[used]
         q, r = (slope**2 / noisy).sum(axis=1), (offsets * slope / noisy).sum(axis=1)
-        terms = (
-            np.log(noisy).sum(axis=1)
-            + (offsets**2 / noisy).sum(axis=1)
-            + np.log1p(kappa * q)
-            - kappa * r**2 / (1.0 + kappa * q)
-        )
+        terms = (np.log(noisy) + offsets**2 / noisy).sum(axis=1)
+        terms += np.log1p(kappa * q) - kappa * r**2 / (1.0 + kappa * q)
         return -0.5 * float(terms.sum())
 
 
@@ -477,13 +470,13 @@ def _align(directions: Directions, axis: Floats | None) -> Floats:
 def _stratum(directions: Directions, counts: Floats, axis: Floats | None) -> _Stratum:
     sizes, v = counts.sum(axis=1), directions.released.copy()
     v[:, 0] = 0.0
-    n_rows = float(sizes.sum())
-    centre = counts.sum(axis=0) @ v / max(n_rows, 1.0)
+    share = counts.sum(axis=0) / max(float(sizes.sum()), 1.0)
+    centre = share @ v
     return _Stratum(
         axis=_align(directions, axis),
         singular=directions.singular,
         centre=centre,
-        variance=counts.sum(axis=0) @ (v - centre) ** 2 / max(n_rows, 1.0),
+        variance=share @ (v - centre) ** 2,
         offsets=counts @ v / np.maximum(sizes, 1.0)[:, None] - centre,
         sizes=sizes,
     )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Ends, Floats, freeze_class
 from dpdask.errors import SpecError
 from dpdask.kernels import turnbull
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
@@ -25,20 +25,20 @@ Place = Literal["right", "middle"]
 _NEGLIGIBLE = 1e-9  # a mass that rounding alone may have left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RangeEstimate:
     """A number estimated from ranges, and its standard error."""
 
     value: float
     standard_error: float
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+    def interval(self, confidence: float = 0.95) -> Ends:
         """Return the normal confidence interval."""
         half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error
         return self.value - half, self.value + half
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class NPMLE:
     """The nonparametric maximum likelihood estimate of a distribution: masses in disjoint intervals.
 
@@ -105,7 +105,7 @@ class NPMLE:
         SpecError
             If q is not within 0 to 1.
         """
-        wanted = np.asarray(q, dtype=np.float64)
+        wanted = np.asarray(q, float)
         if not ((wanted >= 0) & (wanted <= 1)).all():
             raise SpecError(
                 "a quantile's probability lies within 0 to 1",
@@ -125,7 +125,7 @@ class NPMLE:
             If φ is not finite somewhere that mass sits: for one, mass beyond the last anchor, for
             φ(y) = y.
         """
-        values = np.asarray(phi(self.points), dtype=np.float64)
+        values = np.asarray(phi(self.points), float)
         counted = (self.masses > _NEGLIGIBLE) | np.isfinite(values)
         if values.shape != self.points.shape or not np.isfinite(values[counted]).all():
             raise SpecError(
@@ -152,19 +152,15 @@ class NPMLE:
         to `after`, who knows where.
         """
         after = np.cumsum(self.masses)
-        columns = {
-            "left": self.left,
-            "right": self.right,
-            "point": self.points,
-            "mass": self.masses,
-        }
-        return pd.DataFrame({**columns, "before": after - self.masses, "after": after})
+        columns = (self.left, self.right, self.points, self.masses, after - self.masses, after)
+        names = ("left", "right", "point", "mass", "before", "after")
+        return pd.DataFrame(dict(zip(names, columns, strict=True)))
 
 
 def npmle(
     counts: RangeCounts,
     *,
-    support: tuple[float, float] | None = None,
+    support: Ends | None = None,
     place: Place = "right",
     tolerance: float = 1e-8,
     max_ambiguity: float = 0.1,
@@ -218,8 +214,8 @@ def npmle(
         raise SpecError("the bounds do not enclose the grid", "support", hint)
     solution = _solve(counts, tolerance)
     kept = solution.masses > 0
-    ends = counts.bounds(solution.first[kept], solution.last[kept])
-    left, right = np.maximum(ends[0], bounds[0]), np.minimum(ends[1], bounds[1])
+    left, right = counts.bounds(solution.first[kept], solution.last[kept])
+    left, right = np.maximum(left, bounds[0]), np.minimum(right, bounds[1])
     masses = solution.masses[kept]
     ambiguity = _ambiguity(left, right, masses, bounds, counts)
     if solution.drift > max_ambiguity:
@@ -275,7 +271,7 @@ def _solve(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
 
 
 def _ambiguity(
-    left: Floats, right: Floats, masses: Floats, bounds: tuple[float, float], counts: RangeCounts
+    left: Floats, right: Floats, masses: Floats, bounds: Ends, counts: RangeCounts
 ) -> float:
     """Return Σ mass × relative width of its interval; the unit is the bounds' distance, or else that of the outermost knots."""
     low, high = (
@@ -295,7 +291,7 @@ def bootstrap(
     n_boot: int = 200,
     *,
     rng: np.random.Generator,
-    support: tuple[float, float] | None = None,
+    support: Ends | None = None,
     place: Place = "right",
     max_ambiguity: float = 0.1,
 ) -> RangeEstimate:
@@ -331,15 +327,14 @@ def bootstrap(
     whole = npmle(counts, support=support, place=place, max_ambiguity=max_ambiguity)
     value = functional(whole)
     shares = counts.counts / counts.n_rows
-    values = np.empty(n_boot)
-    for i in range(n_boot):
+    values = []
+    for _ in range(n_boot):
         drawn = rng.multinomial(counts.n_rows, shares)
         seen = drawn > 0
         sample = replace(counts, keys=counts.keys[seen], counts=drawn[seen].astype(np.int64))
-        values[i] = functional(
-            npmle(sample, support=support, place=place, tolerance=1e-7, max_ambiguity=1.0)
-        )
-    return RangeEstimate(value=value, standard_error=float(values.std(ddof=1)))
+        again = npmle(sample, support=support, place=place, tolerance=1e-7, max_ambiguity=1.0)
+        values.append(functional(again))
+    return RangeEstimate(value=value, standard_error=float(np.std(values, ddof=1)))
 
 
 def average(
@@ -364,7 +359,7 @@ def average(
     multinomial likelihood; its error is that of the sandwich (Huang, Efficient estimation for the
     proportional hazards model with interval censoring, 1996).
     """
-    values = np.asarray(phi(estimate.points), dtype=np.float64)
+    values = np.asarray(phi(estimate.points), float)
     solution = _solve(counts, tolerance)
     kept = solution.masses > 0
     error = turnbull.deviation(
@@ -394,7 +389,7 @@ class _Stretch(NamedTuple):
 
 
 def count_ranges(
-    lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tuple[float, float] | None = None
+    lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: Ends | None = None
 ) -> RangeCounts:
     """Return the counts of released ranges on a grid of their ends: quantiles of them, and more where the likeliest distribution has its mass.
 
@@ -431,17 +426,13 @@ def count_ranges(
         if not found:
             break
         fine += found
-        counts = RangeCounts.of_batch(
-            _place_knots(ends, (len(ends) - 1) / (n_knots - 1), fine, trim=bounds is not None),
-            lower,
-            upper,
-        )
+        size = (len(ends) - 1) / (n_knots - 1)
+        knots = _place_knots(ends, size, fine, trim=bounds is not None)
+        counts = RangeCounts.of_batch(knots, lower, upper)
     return counts
 
 
-def _find_crowded(
-    counts: RangeCounts, ends: Floats, bounds: tuple[float, float] | None
-) -> list[_Stretch]:
+def _find_crowded(counts: RangeCounts, ends: Floats, bounds: Ends | None) -> list[_Stretch]:
     """Return the ends inside the intervals that hold much mass and are wide, and how many of them a cell should hold.
 
     Where an interval has no knot at one side, its ends must reach over half of it. Elsewhere its
@@ -450,32 +441,21 @@ def _find_crowded(
     """
     estimate = npmle(counts, tolerance=1e-6, max_ambiguity=1.0)
     low, high = (counts.knots[0], counts.knots[-1]) if bounds is None else bounds
-    left, right = (
-        np.maximum(estimate.left, min(low, ends[0])),
-        np.minimum(estimate.right, max(high, ends[-1])),
-    )
-    outer = np.searchsorted(np.cumsum(estimate.masses), [_OUTSIDE, 1.0 - _OUTSIDE])
-    crowded = (estimate.masses > _CROWDED) & (
-        right - left > _WIDE * (right[outer[1]] - left[outer[0]])
-    )
+    left = np.maximum(estimate.left, min(low, ends[0]))
+    right = np.minimum(estimate.right, max(high, ends[-1]))
+    before, behind = np.searchsorted(np.cumsum(estimate.masses), [_OUTSIDE, 1.0 - _OUTSIDE])
+    is_wide = right - left > _WIDE * (right[behind] - left[before])
     found = []
-    for place in np.flatnonzero(crowded):
-        first, last = (
-            np.searchsorted(ends, left[place], side="right"),
-            np.searchsorted(ends, right[place], side="left") - 1,
-        )
+    for place in np.flatnonzero((estimate.masses > _CROWDED) & is_wide):
+        first = int(np.searchsorted(ends, left[place], side="right"))
+        last = int(np.searchsorted(ends, right[place])) - 1
         half = (right[place] - left[place]) / 2.0
         if first > last or (np.isinf(estimate.left[place]) and ends[first] - left[place] > half):
             continue
         if np.isinf(estimate.right[place]) and right[place] - ends[last] > half:
             continue
-        found.append(
-            _Stretch(
-                int(first),
-                int(last),
-                max(1.0, (last + 1 - first) / np.ceil(_KNOTS * estimate.masses[place])),
-            )
-        )
+        size = max(1.0, (last + 1 - first) / np.ceil(_KNOTS * estimate.masses[place]))
+        found.append(_Stretch(first, last, size))
     return found
 
 

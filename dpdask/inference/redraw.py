@@ -70,7 +70,7 @@ class ThresholdedCells:
             return np.maximum(self.counts, 0.0), 0.0
         small = self.counts <= _MOST
         listed = np.bincount(self.counts[small].astype(np.int64), minlength=_MOST + 1)
-        seen = np.append(n_others, listed).astype(np.float64)
+        seen = np.append(n_others, listed).astype(float)
         t, v = np.arange(_MOST + 1)[:, None], np.arange(_MOST + 1)[None, :]
         alpha = math.exp(-1.0 / self.scale)
         chance = (1.0 - alpha) / (1.0 + alpha) * alpha ** np.abs(t - v)
@@ -98,30 +98,24 @@ class ThresholdedCells:
         again = rng.poisson(rows)
         again += rng.geometric(share, len(rows)) - rng.geometric(share, len(rows))
         if self.cut is None:
-            return self._add_up(again.astype(np.float64), self.others)
-        listed = again >= self.cut
-        n_new, new = self._raise(of_other, rng)
-        kept = np.where(listed, again, 0).astype(np.float64)
-        found = new + add_up(kept, self.place, len(self.others))
-        total = float(found.sum())
-        if self.n_records is not None and total > 0.0:
-            drawn = rng.multinomial(self.n_records, found / total)
-            found = drawn.astype(np.float64) * (total / self.n_records)
-        left = np.bincount(self.place[~listed], minlength=len(self.others))
-        return self._complete(found, np.maximum(self.others - n_new, 0.0) + left)
-
-    def _raise(self, of_other: float, rng: Generator) -> tuple[Floats, Floats]:
-        """Return how many of the other cells reach the threshold again in each cell of the columns, and their counts together."""
-        assert self.cut is not None
-        alpha = math.exp(-1.0 / self.scale)
-        # the rows of one are few: it has none, or reaches the threshold from one row
+            return self._add_up(again.astype(float), self.others)
+        listed, alpha = again >= self.cut, 1.0 - share
+        # the rows of one of the others are few: it has none, or reaches the threshold from one row
         reach = [alpha ** max(0, self.cut - t) / (1.0 + alpha) for t in (0, 1)]
         if self.cut <= 1:
             reach[1] = 1.0 - alpha / (1.0 + alpha)
         chance = (1.0 - min(of_other, 1.0)) * reach[0] + min(of_other, 1.0) * reach[1]
         n_new = rng.binomial(np.maximum(np.rint(self.others), 0.0).astype(np.int64), chance)
-        more = np.where(n_new > 0, rng.negative_binomial(np.maximum(n_new, 1), 1.0 - alpha), 0)
-        return n_new.astype(np.float64), (self.cut * n_new + more).astype(np.float64)
+        more = np.where(n_new > 0, rng.negative_binomial(np.maximum(n_new, 1), share), 0)
+        new = (self.cut * n_new + more).astype(float)
+        kept = np.where(listed, again, 0).astype(float)
+        found = new + add_up(kept, self.place, len(self.others))
+        total = float(found.sum())
+        if self.n_records is not None and total > 0.0:
+            drawn = rng.multinomial(self.n_records, found / total)
+            found = drawn.astype(float) * (total / self.n_records)
+        left = np.bincount(self.place[~listed], minlength=len(self.others))
+        return self._complete(found, np.maximum(self.others - n_new, 0.0) + left)
 
 
 def keep_tails(counts: Floats, axis: int, deviation: float) -> Floats:

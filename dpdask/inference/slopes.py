@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, Pair, Triple
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, find_half_width
@@ -20,8 +20,8 @@ def regress_on_kept(
     pseudo: PseudoValues,
     known: PseudoValues | None = None,
     *,
-    doubts: tuple[Floats, Floats] | None = None,
-) -> tuple[Floats, Floats, Floats]:
+    doubts: Pair | None = None,
+) -> Triple:
     """Return the slopes of f(Z) on kept columns, their standard errors and their worst biases.
 
     g takes the place of f, and `known` that of 1 where Z is not null, None if no row is.
@@ -37,7 +37,7 @@ def regress_on_kept(
     g, k = pseudo.g[0].ravel(), _weigh_known(found, known)
     gram = found.products @ k
     refuse_collinear(gram)
-    inverse = np.linalg.inv(gram).astype(np.float64)
+    inverse = np.linalg.inv(gram).astype(float)
     n = found.n_columns
     beta = inverse @ (found.products[:, 0] @ g)
     s0, s1, s2 = found.weigh(beta, n)
@@ -80,7 +80,7 @@ def regress_kept_on(
     first: PseudoValues,
     second: PseudoValues,
     known: PseudoValues | None = None,
-) -> tuple[Floats, Floats, Floats]:
+) -> Triple:
     """Return the slopes of the last kept column on f(Z) and the others, their standard errors, and their worst biases: 0 or infinite.
 
     g and h take the places of f and f².
@@ -113,8 +113,8 @@ def regress_kept_on(
     meat[1:, 1:] = s2 @ k**2 - 2 * slope * s1 @ (g * k) + slope**2 * s0 @ g**2
     error = np.sqrt(np.diag(inverse @ meat @ inverse) * found.n_rows / (found.n_rows - q - 1))
     scale, keep = found.scale[-1] / np.append(1.0, found.scale[:-1]), np.r_[0, 2 : q + 1]
-    parts = [first, second, *([] if known is None else [known])]
-    bias = np.full(q, math.inf if any(part.bias[0] for part in parts) else 0.0)
+    is_biased = any(part.bias[0] for part in (first, second, known) if part is not None)
+    bias = np.full(q, math.inf if is_biased else 0.0)
     return beta[keep] * scale, error[keep] * scale, bias
 
 

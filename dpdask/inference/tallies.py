@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from dpdask.arrays import Floats, Ints
+from dpdask.arrays import Floats, Ints, Pair, freeze_class
 from dpdask.errors import DataError, SpecError
 
 Codes: TypeAlias = Ints
@@ -46,7 +45,7 @@ def level_key(value: object) -> float | str | None:
     return str(value).removesuffix(" 00:00:00")  # a date read back as a timestamp is the same level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Outcomes:
     """What a row can be released as: a level of one column, or of a column and the one that it is given."""
 
@@ -77,9 +76,7 @@ class Outcomes:
         """
         codes = np.zeros(len(index), dtype=np.int64)
         for place, (column, levels) in enumerate(zip(self.columns, self.levels, strict=True)):
-            if index.nlevels not in (1, len(self.columns)) or (
-                len(self.columns) > 1 and index.nlevels == 1
-            ):
+            if index.nlevels != len(self.columns):
                 raise DataError(
                     f"is released given {self.columns[0]!r}, so rows must be counted by both columns",
                     self.where,
@@ -127,11 +124,9 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
     if isinstance(counts, Mapping):
         counts = pd.Series(dict(counts))
     if isinstance(counts, pd.Series):
-        found = add_up(
-            counts.to_numpy(dtype=np.float64), outcomes.codes(counts.index), outcomes.size
-        )
+        found = add_up(counts.to_numpy(float), outcomes.codes(counts.index), outcomes.size)
     else:
-        found = np.asarray(counts, dtype=np.float64).ravel()
+        found = np.asarray(counts, float).ravel()
     if (
         found.shape != (outcomes.size,)
         or not np.isfinite(found).all()
@@ -156,11 +151,11 @@ def group_counts(frame: Frame, by: Sequence[str], outcomes: Outcomes) -> tuple[p
         use_na_sentinel=False,
     )
     table = np.zeros((len(groups), outcomes.size))
-    np.add.at(table, (places, codes), sizes.to_numpy(dtype=np.float64))
+    np.add.at(table, (places, codes), sizes.to_numpy(float))
     return groups.set_names(by), table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Moments:
     """Sums of products of standardised kept columns, by outcome."""
 
@@ -197,7 +192,7 @@ class Moments:
                     result[power, a, b] = result[power, b, a] = found[f"{a}-{b}-{power}"]
         return result
 
-    def weigh_sizes(self, rows: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+    def weigh_sizes(self, rows: Floats, coefficients: Floats) -> Pair:
         """Return Σ |Σ_c rows_jc z_c| by outcome, and the same times |e|, e = Σ_c coefficients_c z_c: both of shape (rows, outcomes)."""
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
 
@@ -277,10 +272,10 @@ def _sums_by_outcome(
 
 def add_up(values: Floats, codes: Codes, n: int) -> Floats:
     """Return the sum of values in each of n groups; see `numpy.bincount`."""
-    return np.bincount(codes, weights=values, minlength=n).astype(np.float64)
+    return np.bincount(codes, weights=values, minlength=n).astype(float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Estimate:
     """An estimate of a quantity of the original column.
 

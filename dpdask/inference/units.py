@@ -11,16 +11,14 @@ rare group they are too small: intervals are no narrower than if weights and sco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import special
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, Pair, Triple, freeze_class
 from dpdask.inference.tallies import Codes, add_up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class WeightedRows:
     """Released rows, the unit of each, and how many rows of the table each stands for."""
 
@@ -41,9 +39,7 @@ class WeightedRows:
         """Return the weighted sum of a score over the rows of each unit."""
         return add_up(self.weights * scores, self.units, self.n_units)
 
-    def average(
-        self, scores: Floats, known: Floats, groups: Codes, n_groups: int
-    ) -> tuple[Floats, Floats, Floats]:
+    def average(self, scores: Floats, known: Floats, groups: Codes, n_groups: int) -> Triple:
         """Return the mean of a score in each group, its standard error, and the one for intervals; NaN for groups of one unit.
 
         A score is 0 where it counts as missing, and `known` is the score of whether it is
@@ -61,11 +57,11 @@ class WeightedRows:
             rest = add_up((scores - value[groups] * known) ** 2, groups, n_groups)
             rest = rest / np.bincount(groups, minlength=n_groups)
             least = rest * add_up(self.weights**2, groups, n_groups) / b**2
-            found = _find_errors(squares, fourths, n.astype(np.float64))
+            found = _find_errors(squares, fourths, n.astype(float))
             error, wide = (np.where(n > 1, each, np.nan) for each in found)
             return value, error, np.fmax(wide, np.sqrt(least))
 
-    def share(self, scores: Floats, groups: Codes, n_groups: int) -> tuple[Floats, Floats, Floats]:
+    def share(self, scores: Floats, groups: Codes, n_groups: int) -> Triple:
         """Return the sum of a score in each group over the number of all rows, its standard error, and the one for intervals."""
         pairs, place = np.unique(groups * self.n_units + self.units, return_inverse=True)
         own, unit = np.divmod(pairs, max(1, self.n_units))
@@ -91,7 +87,7 @@ class WeightedRows:
             error, wide = _find_errors(powers[0], powers[1], n)
             return value, error, np.fmax(wide, np.sqrt(least))
 
-    def solve(self, left: Floats, right: Floats) -> tuple[Floats, Floats, Floats]:
+    def solve(self, left: Floats, right: Floats) -> Triple:
         """Return the solution of the summed linear equations of the rows, its standard errors, and those for intervals.
 
         They have the shapes (n, p, p) and (n, p).
@@ -115,7 +111,7 @@ class WeightedRows:
         return value, *_find_errors(squares, fourths, n)
 
 
-def _find_errors(squares: Floats, fourths: Floats, n: Floats | int) -> tuple[Floats, Floats]:
+def _find_errors(squares: Floats, fourths: Floats, n: Floats | int) -> Pair:
     """Return the jackknife's standard error, and the one for intervals, given the sums of powers of what n units move.
 
     If few of them make most of it, the error is known from few numbers: it is widened as Student's

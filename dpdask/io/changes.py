@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, NamedTuple, Protocol
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import InputError
 from dpdask.io.files import DataFile, Listing, TableFormat, natural
 from dpdask.io.fragments import InputTable, describe_files
@@ -25,10 +26,10 @@ Changed = Literal["refuse", "ignore", "release"]
 Kind = Literal["append", "rewrite", "delete", "change"]
 
 
-_MOST_ALIKE = 32  # files are usually delivered again soon
+MOST_ALIKE = 32  # files are usually delivered again soon
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class TableCommit:
     """One commit of a table, with the names of files in the table."""
 
@@ -58,7 +59,7 @@ class Place(NamedTuple):
     version: int | None  # None of an Iceberg table without a snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Followed:
     """What the commits since a place have left to release, and what they did to released rows."""
 
@@ -246,7 +247,7 @@ def _find_alike(
     for url, file in reversed(list(released.items())):
         folder, name = _split(url)
         other = like.get((folder, file.n_rows))
-        if other is None or len(alike) == _MOST_ALIKE:
+        if other is None or len(alike) == MOST_ALIKE:
             continue
         fs, path = open_filesystem(url)
         with storage_faults(folder):

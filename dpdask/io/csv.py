@@ -24,7 +24,7 @@ import pyarrow.csv as pa_csv
 
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.filesystems import report_change
-from dpdask.io.fragment import Fragment, estimate_width
+from dpdask.io.fragment import Fragment, estimate_width, group_rows
 from dpdask.io.storage import call_storage, open_remote
 from dpdask.schema import Column, Schema, arrow_type
 
@@ -198,7 +198,9 @@ def read_batches(
         with open_url(fragment.url) as file:
             text = _Text(file)
             with pa_csv.open_csv(text, read, parse, convert) as reader:
-                yield from _regroup(text.check(reader), n_rows)
+                # where the blocks of a text end depends on the length of each value, private ones too
+                for held in group_rows(text.check(reader), n_rows):
+                    yield from _join(held)
             text.check_lines(empty_count=single)
         if text.is_odd:
             _check_numbers(fragment.url, [types.field(name) for name in columns])
@@ -290,25 +292,6 @@ def _check_numbers(url: str, fields: Sequence[pa.Field]) -> None:
                 if odd.drop_null():
                     what = f"a number is in hexadecimal, or too large for {type_}"
                     raise DataError(what, f"column {name!r}", "correct it")
-
-
-def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of the same number.
-
-    Where the blocks of a text end depends on the length of each value, private ones too.
-    """
-    held: list[pa.RecordBatch] = []
-    n_held = 0
-    for batch in batches:
-        while batch.num_rows:
-            part = batch.slice(0, n_rows - n_held)
-            held.append(part)
-            batch, n_held = batch.slice(part.num_rows), n_held + part.num_rows
-            if n_held == n_rows:
-                yield from _join(held)
-                held, n_held = [], 0
-    if held:
-        yield from _join(held)
 
 
 def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -9,13 +9,14 @@ asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import InputError, TemporaryError
 from dpdask.io.storage import BOUNDS_NAME, Folder, check_key
 
@@ -100,7 +101,7 @@ def _cipher(secret: bytes) -> AESGCM:
     return AESGCM(blake2b(key=secret, person=_PERSON, digest_size=32).digest())
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@freeze_class(kw_only=False, repr=False)
 class EncryptedFile:
     """A private file of a run that the driver alone reads and writes, on any storage: without the run's key nobody can read it."""
 
@@ -120,7 +121,7 @@ class EncryptedFile:
         self.folder.write(self.name, encrypt(self.secret, self.name, data, n_bytes), private=True)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class EncryptedFolder(Folder):
     """A folder in a store whose files are encrypted with the key of a run; tasks carry its name, never the key."""
 
@@ -175,7 +176,7 @@ class EncryptedFolder(Folder):
         there = Folder.claim(self, name, encrypt(self.key, self._place(name), data))
         return decrypt(self.key, self._place(name), there)
 
-    def open(self, name: str) -> NoReturn:
+    def open(self, name: str, n_bytes: int | None = None) -> NoReturn:
         """Raise: an encrypted file is read as a whole."""
         raise NotImplementedError(name)
 

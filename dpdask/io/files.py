@@ -9,19 +9,20 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import DataError, InputError, MissingError, SpecError, say_count
 from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
-from dpdask.io.filesystems import classify, mask
+from dpdask.io.filesystems import KINDS, classify, mask, protocols
 from dpdask.io.folders import read_value, split_folders
 from dpdask.io.footer import Footer, find_ranges
-from dpdask.io.storage import call_storage, is_local, open_filesystem, protocols, storage_faults
+from dpdask.io.storage import call_storage, is_local, open_filesystem, storage_faults
 from dpdask.schema import Schema
 
 TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
@@ -43,7 +44,7 @@ _HOST = re.compile(r"\w+://[^/]*")
 _Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DataFile:
     """One file of a table."""
 
@@ -70,7 +71,7 @@ class TableField(NamedTuple):
     optional: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Listing:
     """The files of a table."""
 
@@ -173,7 +174,7 @@ def check_agreement(types: pa.Schema, name: str, footer: Footer | None, where: s
 # ---- plain files
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Files:
     """The format of a table of plain files."""
 
@@ -324,16 +325,24 @@ def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
 
     None lies in one that this user may not list, or that has no listing.
     """
+    # a store is asked for the folder once: s3fs lists it for each that is looked for in vain
+    known = None if protocols(fs).isdisjoint(KINDS) else _list(fs, folder)
+    inside = None if known is None else {path.rstrip("/").rpartition("/")[2] for path in known}
     for inner in LOG_FOLDERS:
-        try:
-            found = [str(path) for path in fs.ls(f"{folder}/{inner}", detail=False)]
-        except Exception as error:
-            answered = classify(error) in ("missing", "refused")
-            # a web server answers as it likes
-            if not answered and not protocols(fs) & {"http", "https"}:
-                raise
-            continue
-        yield from filter(None, map(_kind_of, found))
+        if inside is None or inner in inside:
+            yield from filter(None, map(_kind_of, _list(fs, f"{folder}/{inner}") or ()))
+
+
+def _list(fs: Any, folder: str) -> list[str] | None:
+    """Return what is in a folder; None if nobody says."""
+    try:
+        return [str(path) for path in fs.ls(folder, detail=False)]
+    except Exception as error:
+        # a web server answers as it likes
+        known = classify(error) in ("missing", "refused") or protocols(fs) & {"http", "https"}
+        if not known:
+            raise
+        return None
 
 
 def is_glob(url: str) -> bool:

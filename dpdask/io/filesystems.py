@@ -154,6 +154,11 @@ KINDS = {
     "gcs": "gcs",
 }
 
+# S3's words in an answer to a removal of many: of what is not there, and of what may pass
+_GONE = {"NoSuchKey", "NoSuchVersion"}
+_PASSING = {"ConcurrentModification", "InternalError", "OperationAborted", "RequestTimeout"}
+_PASSING |= {"ServiceUnavailable", "SlowDown"}
+
 _SECRET = re.compile(
     r"(^|_)([a-z]*(key|secret|token|credential|cookie|pwd|pass(wd|word|phrase|code))s?|pass|pw|[a-z]*sas|sig|jwt|bearer|[a-z]*authorization"
     r"|connection_string)($|_)|(^|_)([a-z]*auth|signature)$"
@@ -348,9 +353,18 @@ _PAGE = 1000  # what S3 lists or removes by one request
 Entries = list[dict[str, Any]]
 
 
+def protocols(fs: Any) -> set[str]:
+    """Return the protocols of a file system."""
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+
+
+def keeps_versions(fs: Any, path: str) -> bool:
+    """Return whether the bucket of a path keeps versions, or kept them once; False if nobody says."""
+    return "s3" in protocols(fs) and _has_versions(fs, path.partition("/")[0])
+
+
 @lru_cache(maxsize=64)
-def keeps_versions(fs: Any, bucket: str) -> bool:
-    """Return whether a bucket keeps versions, or kept them once; False if nobody says."""
+def _has_versions(fs: Any, bucket: str) -> bool:
     try:
         return "Status" in fs.call_s3("get_bucket_versioning", Bucket=bucket)
     except PermissionError:
@@ -397,6 +411,11 @@ def delete_versions(fs: Any, path: str, entries: Entries) -> None:
     objects = [{name: each[name] for name in ("Key", "VersionId")} for each in entries]
     for start in range(0, len(objects), _PAGE):
         wanted = {"Objects": objects[start : start + _PAGE], "Quiet": True}
-        if fs.call_s3("delete_objects", Bucket=bucket, Delete=wanted).get("Errors"):
+        answer = fs.call_s3("delete_objects", Bucket=bucket, Delete=wanted)
+        # another driver may remove the same ones at once
+        codes = {each.get("Code") for each in answer.get("Errors", ())} - _GONE
+        if codes and codes <= _PASSING:
+            raise TemporaryError("the store is busy", f"s3://{bucket}", "run again to resume")
+        if codes:
             hint = "allow s3:DeleteObjectVersion, or use a bucket without versions"
             raise OutputError("old versions of files cannot be removed", f"s3://{bucket}", hint)

@@ -14,8 +14,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io.filesystems import mask
+from dpdask.io.filesystems import keeps_versions, mask
 from dpdask.io.storage import Folder, call_storage
+from dpdask.io.storage import remove_file as remove_from
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 # as Hive and Spark do; and a dot at the end, which a store of Azure does not take
@@ -129,12 +130,18 @@ def list_files(folder: Folder) -> list[str]:
     if folder.is_local:
         return [*_list_local(folder, names)]
 
+    inside = (name for name in list_tree(folder) if "=" in name.partition("/")[0])
+    return sorted({*(name for name in names if "=" not in name), *inside})
+
+
+def list_tree(folder: Folder) -> list[str]:
+    """Return the names of all files in a folder of a store, and in the folders in it."""
+
     def look(fs: Any, path: str) -> list[str]:
         fs.invalidate_cache()
         return [str(found)[len(path.rstrip("/")) + 1 :] for found in fs.find(path)]
 
-    inside = (name for name in call_storage(folder.url, look) if "=" in name.partition("/")[0])
-    return sorted({*(name for name in names if "=" not in name), *inside})
+    return call_storage(folder.url, look)
 
 
 def _list_local(folder: Folder, names: Sequence[str]) -> Iterator[str]:
@@ -144,6 +151,22 @@ def _list_local(folder: Folder, names: Sequence[str]) -> Iterator[str]:
         yield from (f"{name}/{each}" for each in _list_local(child, inside))
         if not inside:
             yield name
+
+
+def remove_files(folder: Folder, names: Sequence[str]) -> None:
+    """Remove files of a store that are there, by as few requests as it allows; another driver may remove them, too."""
+
+    def remove(fs: Any, path: str) -> None:
+        paths = [f"{path}/{name}" for name in names]
+        if paths and not keeps_versions(fs, path):
+            with suppress(FileNotFoundError):
+                fs.rm(paths)
+                return
+        for each in paths:
+            with suppress(FileNotFoundError):
+                remove_from(fs, each, recursive=False)
+
+    call_storage(folder.url, remove, writing=True)
 
 
 def remove_file(folder: Folder, name: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from dpdask.arrays import Bytes, Flags
+from dpdask.arrays import Bytes, Flags, freeze_class
 from dpdask.errors import DataError
 
 TEXT_BYTES = 64
@@ -147,7 +148,7 @@ def _shape(type_: pa.DataType) -> object:
     return pa.types.is_timestamp(type_) or find_layout(type_) or type_
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Layout:
     """Where the columns of a row group lie in its file, so that a reader need not ask first."""
 
@@ -156,7 +157,7 @@ class Layout:
     columns: tuple[tuple[str, int, int], ...]  # each leaf column's path with its start and end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Fragment:
     """One piece of the input that is read and randomised as a whole."""
 
@@ -275,3 +276,22 @@ def _convert(array: pa.Array, name: str, type_: pa.DataType, may_be_encoded: boo
             f"a value whose type in its file is {array.type} does not fit the table's type {type_}"
         )
         raise DataError(what, where, hint) from None
+
+
+def group_rows(
+    batches: Iterable[pa.RecordBatch], n_rows: int, n_bytes: float = math.inf
+) -> Iterator[list[pa.RecordBatch]]:
+    """Yield rows in groups of the same number; a group ends earlier only where it has so many bytes."""
+    held = list[pa.RecordBatch]()
+    n_held = bytes_held = 0
+    for batch in batches:
+        while batch.num_rows:
+            part = batch.slice(0, n_rows - n_held)
+            held.append(part)
+            batch, n_held = batch.slice(part.num_rows), n_held + part.num_rows
+            bytes_held += part.nbytes
+            if n_held == n_rows or bytes_held >= n_bytes:
+                yield held
+                held, n_held, bytes_held = [], 0, 0
+    if held:
+        yield held

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import DataError, InputError
 from dpdask.io import csv, parquet
 from dpdask.io.files import (
@@ -62,7 +63,7 @@ File = TypeVar("File")
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class InputTable:
     """An input table, as described by its file names and footers."""
 
@@ -79,6 +80,7 @@ class InputTable:
     alike: tuple[Fragment, ...] = ()
     # A digest of the rows that are left out as their keys were released; empty without such.
     skipped: str = ""
+    persons: InputTable | None = None  # the table of persons, if this one has their rows
 
     @property
     def fingerprint(self) -> str:
@@ -86,6 +88,7 @@ class InputTable:
         version = [] if self.version is None else [f"{self.format} {self.version}"]
         lines = [*version, *(f"{fragment.id} {fragment.version}" for fragment in self.fragments)]
         lines += [self.skipped] if self.skipped else []
+        lines += [] if self.persons is None else [f"persons {self.persons.fingerprint}"]
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @property

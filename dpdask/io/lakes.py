@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdask.arrays import Ints
+from dpdask.arrays import Ints, freeze_class
 from dpdask.errors import (
     DataError,
     DpdaskError,
@@ -120,7 +120,7 @@ def find_options(url: str) -> dict[str, str]:
     return found | {"allow_http": "true"} if endpoint.startswith("http://") else found
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Delta:
     """The format of a Delta table."""
 
@@ -407,7 +407,7 @@ def catalog_faults(name: str, denied: type[DpdaskError], retry: str) -> Iterator
         raise TemporaryError(what, name, f"check its address, and {retry}") from None
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Iceberg:
     """The format of an Iceberg table."""
 

@@ -85,11 +85,12 @@ def open_parquet(
     columns: Sequence[str] = (),
     where: str = "",
     hint: str = _RESTORE,
+    n_bytes: int | None = None,
 ) -> Iterator[Any]:
-    """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it."""
+    """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it; its size may be known."""
     where = where or mask(name)
     with (
-        folder.open(name) as file,
+        folder.open(name, n_bytes) as file,
         refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint),
     ):
         size = file.seek(0, os.SEEK_END)
@@ -105,9 +106,9 @@ def open_parquet(
         yield opened
 
 
-def read_schema(folder: Folder, name: str) -> pa.Schema:
-    """Return the columns of a released shard; last those that it leaves to its folders."""
-    with open_parquet(folder, name) as file:
+def read_schema(folder: Folder, name: str, n_bytes: int | None = None) -> pa.Schema:
+    """Return the columns of a released shard, whose size may be known; last those that it leaves to its folders."""
+    with open_parquet(folder, name, n_bytes=n_bytes) as file:
         return _add_constants(file.schema_arrow.empty_table(), name).schema
 
 

@@ -8,13 +8,14 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import IO, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import InputError, MissingError, OutputError
 from dpdask.io.filesystems import mask
 from dpdask.io.folders import list_files
@@ -83,7 +84,7 @@ ROW_GROUP_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Shard:
     """A shard as it was written."""
 
@@ -262,9 +263,10 @@ DOCUMENTS = (
     CARD_NAME,
 )
 SUCCESS_NAME = "_SUCCESS"
+TABLE_FOLDER = "table"  # in the names of folders, `table=NAME`, where a release has several tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Manifest:
     """The list of a release's files; safe to publish."""
 
@@ -275,8 +277,25 @@ class Manifest:
 
     @property
     def n_rows(self) -> int:
-        """The released rows."""
-        return sum(shard.n_rows for shard in self.shards)
+        """The released rows; not the persons, where there is a table of them."""
+        tables = [*self.tables.values()]
+        return sum(shard.n_rows for shard in (tables[-1] if tables else self).shards)
+
+    @property
+    def n_persons(self) -> int | None:
+        """The released persons, where there is a table of them."""
+        persons = next(iter(self.tables.values()), None)
+        return None if persons is None else sum(shard.n_rows for shard in persons.shards)
+
+    @property
+    def tables(self) -> dict[str, Manifest]:
+        """The part of each table, by name, where a release has several: that of the persons, then that of their rows."""
+        found: dict[str, list[Shard]] = {}
+        for shard in self.shards:
+            folder = shard.name.partition("/")[0]
+            if folder.startswith(f"{TABLE_FOLDER}=") and shard.partition is None:
+                found.setdefault(folder.partition("=")[2], []).append(shard)
+        return {name: replace(self, shards=tuple(each)) for name, each in found.items()}
 
     def to_bytes(self) -> bytes:
         """Return the manifest as canonical JSON; the same release gives the same bytes."""

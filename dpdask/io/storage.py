@@ -13,13 +13,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import DpdaskError, MissingError, OutputError
 from dpdask.io.filesystems import (
     KINDS,
@@ -32,6 +33,7 @@ from dpdask.io.filesystems import (
     list_versions,
     mask,
     open_store,
+    protocols,
     report_change,
 )
 
@@ -128,18 +130,9 @@ def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = Fal
                 raise explain(fault, error, path, writing=writing) from None
 
 
-def protocols(fs: Any) -> set[str]:
-    """Return the protocols of a file system."""
-    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-
-
 def is_local(fs: Any) -> bool:
     """Return whether a file system is that of this machine."""
     return isinstance(fs, LocalFileSystem)
-
-
-def _keeps_versions(fs: Any, path: str) -> bool:
-    return "s3" in protocols(fs) and keeps_versions(fs, path.partition("/")[0])
 
 
 def create_file(fs: Any, path: str, data: bytes) -> None:
@@ -180,7 +173,7 @@ def replace_file(fs: Any, path: str, data: bytes) -> None:
 
 def read_file(fs: Any, path: str, *, replaced: bool = False) -> bytes:
     """Return a file's content; `replaced` says that `replace_file` writes it, not `create_file`."""
-    if replaced or not _keeps_versions(fs, path):
+    if replaced or not keeps_versions(fs, path):
         return bytes(fs.cat_file(path))
     return bytes(fs.cat_file(path, version_id=find_first_version(fs, path)))
 
@@ -190,7 +183,7 @@ def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
 
     Nothing is removed that is written meanwhile.
     """
-    if _keeps_versions(fs, path):
+    if keeps_versions(fs, path):
         found = [
             list_versions(fs, path),
             *([list_versions(fs, f"{path}/", exact=False)] if recursive else []),
@@ -218,7 +211,13 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, url: str, size: int, ranges: Iterable[Range] = ()) -> None:
         self._url, self._size, self._place = url, size, 0
-        joined = join_ranges(ranges)
+        # ranges in order, those that lie close together as one
+        joined: list[Range] = []
+        for start, end in sorted(ranges):
+            if joined and start - joined[-1][1] <= _GAP_BYTES:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((start, end))
         self._parts = dict(zip(joined, read_ranges(url, joined, size), strict=True))
 
     def readable(self) -> bool:
@@ -251,12 +250,12 @@ class RemoteFile(io.RawIOBase):
         return memoryview(read_ranges(self._url, [(start, end)], self._size)[0])
 
 
-def open_remote(url: str) -> IO[bytes]:
+def open_remote(url: str, size: int | None = None) -> IO[bytes]:
     """Return a file to read from its start to its end, block by block; a local one is opened as it is."""
     fs, path = open_filesystem(url)
     if is_local(fs):
         return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
-    size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
+    size = size or int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
     return io.BufferedReader(RemoteFile(url, size), _BLOCK_BYTES)
 
 
@@ -280,17 +279,6 @@ def read_ranges(url: str, ranges: Sequence[Range], size: int) -> list[bytes]:
     return found
 
 
-def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges in order, those that lie close together as one."""
-    joined: list[Range] = []
-    for start, end in sorted(ranges):
-        if joined and start - joined[-1][1] <= _GAP_BYTES:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
 def absolute_url(path: str, base: Path | None = None) -> str:
     """Return a path or URL as a URL; a relative local path is relative to `base` (or the working directory).
 
@@ -303,7 +291,7 @@ def absolute_url(path: str, base: Path | None = None) -> str:
     return "file://" + (base or Path.cwd()).joinpath(Path(path).expanduser()).resolve().as_posix()
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Folder:
     """A folder, named by its URL; it holds nothing else, so tasks can carry it."""
 
@@ -407,9 +395,14 @@ class Folder:
         """Check that this user may delete what it writes into a store: a file is written and removed."""
         if self.is_local:
             return
+
+        def remove(fs: Any, path: str) -> None:
+            with suppress(FileNotFoundError):  # another driver was faster
+                remove_file(fs, path, recursive=False)
+
         self.write(_PROBE, b"")
         try:
-            self.remove(_PROBE)
+            self._call(_PROBE, remove, writing=True)
         except OutputError:
             what = "this user may write here and not delete: what a run leaves here would stay"
             raise OutputError(what, self.url, "allow deleting below this folder") from None
@@ -470,7 +463,7 @@ class Folder:
                 if not there and classify(error) not in ("exists", "busy"):
                     raise
                 try:
-                    if _keeps_versions(fs, path):  # what other writers left of it goes
+                    if keeps_versions(fs, path):  # what other writers left of it goes
                         find_first_version(fs, path, alone=True)
                     return look(fs, path)
                 except FileNotFoundError:
@@ -533,18 +526,18 @@ class Folder:
                 (Folder(url).local_path / parent).mkdir(exist_ok=True)
             yield stack.enter_context(_temporary(target, 0o666, publish))
 
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file to read."""
+    def open(self, name: str, n_bytes: int | None = None) -> IO[bytes]:
+        """Open a file to read, whose size may be known."""
         with self._at() as url, storage_faults(f"{url}/{name}"):
-            return open_remote(f"{url}/{name}")
+            return open_remote(f"{url}/{name}", n_bytes)
 
     def remove(self, name: str = "") -> None:
-        """Remove a file, or the folder with its contents; nothing happens if it does not exist."""
+        """Remove a file, or the folder with its contents, which a store lists first; nothing happens if it does not exist."""
 
         def remove(fs: Any, path: str) -> None:
-            for _ in range(_REMOVALS):
+            for attempt in range(_REMOVALS):
                 fs.invalidate_cache()
-                if not fs.exists(path):
+                if (name or attempt or self.is_local) and not fs.exists(path):
                     return
                 # another driver, or a worker believed lost, uses the same files
                 with suppress(FileNotFoundError):
@@ -592,7 +585,7 @@ def check_key(secret: bytes, commitment: str, where: str | None) -> bytes:
     return secret
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class PrivateFolder(Folder):
     """A folder for this user's secrets, or one inside it."""
 

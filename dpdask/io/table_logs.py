@@ -12,12 +12,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io.folders import check_partition_types
 from dpdask.io.fragment import UTC, find_layout
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table import Transaction as TableTransaction
 
-LOG = "_delta_log"
+LOG, METADATA = "_delta_log", "metadata"  # where Delta and Iceberg tables keep them
 _TRIES = 20
 _RETRY = "run again to resume"
 _SHORT = (pa.bool_(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), pa.timestamp("us"))
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Commit:
     """What one commit does to a table, and says of the release."""
 
@@ -111,6 +111,23 @@ class TableLog(ABC):
         raise TemporaryError(
             "other writers changed this table at the same time", self._name, _RETRY
         )
+
+    def undo(self, release: str, run: int) -> bool:
+        """Remove a table that a run has made, and return true; leave one that holds anything else."""
+        with self._open() as table:
+            if table is not None:
+                if self._find_run(table, release) != run or self._count_commits(table) > 1:
+                    return False
+                self._drop()
+        self._folder.child(self.folder_name).remove()
+        return True
+
+    @abstractmethod
+    def _count_commits(self, table: Any) -> int: ...
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Forget the table where anything but its folder knows it."""
 
     def _refuse(self, what: str) -> OutputError:
         return OutputError(what, self._name, self._elsewhere)
@@ -205,6 +222,12 @@ class DeltaLog(TableLog):
 
     def _find_run(self, table: DeltaTable, release: str) -> int | None:
         return table.transaction_version(release)
+
+    def _count_commits(self, table: DeltaTable) -> int:
+        return table.version() + 1
+
+    def _drop(self) -> None:
+        """Do nothing: the folder is the table."""
 
     def _check_table(self, table: DeltaTable, types: pa.Schema, mode: Mode) -> None:
         metadata, fields = table.metadata(), table.schema().fields
@@ -305,15 +328,13 @@ class DeltaLog(TableLog):
             ),
         }
         copied = self._root / LOG
-        before = set(copied.iterdir())
+        before, by = set(copied.iterdir()), [*self.partition_by]
         try:
             if table is None:
-                by = [*self.partition_by]
                 create_table_with_add_actions(
                     str(self._root), schema, adds, mode="error", partition_by=by, **properties
                 )
             else:
-                by = [*self.partition_by]
                 table.create_write_transaction(
                     [*adds], entry.mode, schema, partition_by=by, **properties
                 )
@@ -418,7 +439,7 @@ class IcebergLog(TableLog):
         given here.
     """
 
-    folder_name = "metadata"
+    folder_name = METADATA
     _format = "an Iceberg table"
 
     def __init__(
@@ -452,6 +473,14 @@ class IcebergLog(TableLog):
     def _find_run(self, table: Table, release: str) -> int | None:
         run = table.properties.get(f"{_RELEASE}{release}")  # they name all that were committed
         return None if run is None else int(run, 16)
+
+    def _count_commits(self, table: Table) -> int:
+        return len(table.snapshots())
+
+    def _drop(self) -> None:
+        """Remove the table from its catalog; see `TableLog._drop`."""
+        with self._faults():
+            self._load_catalog().drop_table(self._name)
 
     def _check_table(self, table: Table, types: pa.Schema, mode: Mode) -> None:
         if absolute_url(table.location()) != self._folder.url:

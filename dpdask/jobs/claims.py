@@ -147,7 +147,8 @@ def list_claims(card: Card) -> Claims:
         without_epsilon=tuple(promised.interval_private_only or ()),
         series=None if place.series is None else Series.from_dict({**place.series, "release": ""}),
     )
-    charge = _price(promised.epsilon, promised.delta or 0.0, to_dict(composed))
+    priced = _price(promised.epsilon, promised.delta or 0.0, to_dict(composed))
+    charge = replace(priced, names={"job": card.name, "mechanism": card.mechanism.kind})
     own = Claim(dataset=place.dataset, run_id=release.id, entry=place.entry, charge=charge)
     earlier = (
         replace(

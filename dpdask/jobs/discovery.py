@@ -18,6 +18,7 @@ import yaml
 
 from dpdask.conditions import Level
 from dpdask.documents import Text, parse_yaml, read_text
+from dpdask.domains import DISCOVER, MAX_LEVELS
 from dpdask.errors import InternalError, OutputError, SpecError
 from dpdask.io.shards import CARD_NAME
 from dpdask.io.storage import Folder
@@ -27,7 +28,7 @@ from dpdask.jobs.spec import Job, load_job, opens_stores
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.discover import DiscoverMechanism
 from dpdask.mechanisms.levels import COLUMN, LEVEL
-from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
+from dpdask.schema import Schema
 
 KIND = "discover"
 
@@ -78,6 +79,7 @@ def _derive(own: Mapping[str, float], data: dict[str, Any]) -> None:
         "output": {"path": str(Path(str(data.get("schema"))).with_suffix(".levels"))},
     }
     data.pop("growing", None)
+    data.pop("parents", None)  # the levels of the rows alone are found
     if isinstance(unit := privacy.get("unit"), Mapping):  # no number of rows is published
         privacy["unit"] = {key: value for key, value in unit.items() if key != "publish_counts"}
 
@@ -126,23 +128,7 @@ def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]
             read = dt.date.fromisoformat
         levels[name] = (*sorted(map(read, found[: MAX_LEVELS - 1])), other)
         told[name] = {"found": len(found), "written": len(levels[name]) - 1}
-    edited = _edit(text, levels, _name_source(card))
-    if edited != text.content:
-        Folder(str(place.parent)).write(place.name, edited.encode())
-    return {
-        "name": job.file.name,
-        "status": outcome.status,
-        "output": outcome.output,
-        "schema": job.file.schema_path,
-        "levels": told,
-        "epsilon": card.guarantee.epsilon,
-        "delta": card.guarantee.delta,
-        "insecure": card.insecure,
-    }
-
-
-def _name_source(card: Card) -> str:
-    """Return where levels come from, as a flow mapping that YAML and JSON read alike."""
+    # where levels come from, as a flow mapping that YAML and JSON read alike
     source: dict[str, Any] = {
         "epsilon": card.guarantee.epsilon,
         "delta": card.guarantee.delta,
@@ -157,7 +143,21 @@ def _name_source(card: Card) -> str:
         for key, text in ((key, json.dumps(value)) for key, value in source.items())
         if text != "null"
     }
-    return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
+    edited = _edit(
+        text, levels, "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
+    )
+    if edited != text.content:
+        Folder(str(place.parent)).write(place.name, edited.encode())
+    return {
+        "name": job.file.name,
+        "status": outcome.status,
+        "output": outcome.output,
+        "schema": job.file.schema_path,
+        "levels": told,
+        "epsilon": card.guarantee.epsilon,
+        "delta": card.guarantee.delta,
+        "insecure": card.insecure,
+    }
 
 
 def _read_schema(job: Job, path: str | Path) -> tuple[Path, Text]:

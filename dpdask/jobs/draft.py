@@ -1,49 +1,83 @@
-"""A first schema of a table, from the names, types and null flags in its metadata: what only people know is left as TODO."""
+"""A first schema of a table, from the names, types and null flags in its metadata, and a job beside it: what only people know is left as TODO."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for, is_dated, is_real, is_span, is_text, tell_unit
+from dpdask.codec import codec_for, is_dated, is_span, is_text
 from dpdask.conditions import Level
 from dpdask.documents import parse_value, parse_yaml, suggest
-from dpdask.errors import DataError, OutputError, SpecError
+from dpdask.domains import DISCOVER, MAX_LEVELS
+from dpdask.errors import DataError, SpecError
 from dpdask.io.files import FoundColumn
 from dpdask.io.storage import absolute_url
-from dpdask.jobs.spec import Input
-from dpdask.schema import DISCOVER, MAX_LEVELS, Schema
-
-Line = tuple[str, str, str]  # key, value, comment
+from dpdask.jobs.inputs import Input
+from dpdask.schema import Schema
 
 _HEAD = """\
-# A draft by `dpdask init`, from names, types and null flags alone: no value was read.
-# Replace each TODO, or remove its line; `dpdask validate JOB` names those that are left.
-#   role    privatise, keep (public: copied as it is) or drop. A column that is kept or dropped has a role alone.
+# A draft by `dpdask init`, from names, types and null flags alone: no value was read. Every column is dropped until you turn it on:
+# replace its `{role: drop}` by what its comment proposes, corrected, or by `{role: keep}` if it is public, to copy it as it is.
 #   kind    categorical or discrete (with levels), continuous (with bounds), or mixed (with bounds and atoms).
-#   levels  all values that are possible; `other: <level>` replaces every other value. discover: nobody can list them, and `dpdask discover` will.
+#   levels  all values that are possible: a list, whole numbers such as 1..14, or a public list such as us_states.
+#           discover: nobody can list them, and `dpdask discover` will. `other` replaces every other value.
 #   bounds  the lowest and the highest possible value, such as [0, 120] or [2000-01-01, 2024-12-31]; values outside are clipped.
-#   nulls   level (null is one more value) or refuse (a null stops the job); the files allow nulls in the columns that have this key here.
+#   nulls   level: null is one more value; refuse: a null stops the job. The files allow nulls where it stands here.
 # What everybody knows of several columns, such as `start <= end` or `total: fare + tip`, can stand below the columns, as `rules`.
-# Levels and bounds must be public knowledge, such as a code list or a legal range: what was looked up in the table reveals its values.
+# A domain that is proposed is a guess by the name: check it. It must be public knowledge, such as a code list or a legal range; what was
+# looked up in the table reveals its values. `dpdask validate` names each TODO that is left.
 columns:
 """
-_ROLE: Line = ("role", "TODO", "")
-_LEVELS: Line = ("levels", "TODO", "")
-_NULLS: Line = ("nulls", "TODO", "")
 _LONGEST_TYPE = 60
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _IDENTIFIER = re.compile(
-    r"(^|_)(id|uuid|key|email|mail|phone|name|ssn|iban|address|ip)$|Id$|ID$", re.IGNORECASE
+    r"(^|_)(id|ids|uid|uuid|guid|key|hash|token|email|mail|phone|tel|telephone|mobile|fax|name|surname|lastname|firstname|username|login|ssn"
+    r"|iban|address|street|ip|mac|imei|vin|mrn|npi|url|passport|account|acct|licen[cs]e|plate)$|.+_(nbr|no|nr|number)$"
 )
-_TEXTS = re.compile(r"[A-Za-z_][\w-]*")
+_OF_ROWS = re.compile("((row|record|line)_)?(id|ids|uid|uuid|guid|key|hash|nr|no|number)")
+_CODE = re.compile(
+    r"(^|_)(code|codes|cd|zip|zip_?code|zip_?[45]|postcode|postal|plz|fips|naics|sic|cpt|hcpcs|ndc|icd(_?(9|10))?)$"
+)
+_TRUTH = re.compile("(is|has)_")
+_NUMBERS = "continuous, bounds: "
+# what the name of a column of whole numbers, of any numbers or of texts proposes
+_WHOLE = {
+    r"day_?of_?month|day": "discrete, levels: days_of_month",
+    r"(.+_)?(weekday|dow|day_?of_?week)": "discrete, levels: weekdays",
+    r"(.+_)?month": "discrete, levels: months",
+    r"(.+_)?(hour|hr)(_?of_?day)?": "discrete, levels: hours",
+    r"(.+_)?minute": "discrete, levels: minutes",
+    r"(.+_)?(quarter|qtr)": "discrete, levels: 1..4",
+    r"(.+_)?(year|yr)": f"{_NUMBERS}[1900, 2100]",
+    r"(.+_)?(sex|gender)": "categorical, levels: sexes_iso_5218",
+    r"(is|has)_.+|(.+_)?flag": "categorical, levels: 0..1",
+}
+_ANY_NUMBER = {
+    r"(.+_)?(age|agep)": f"{_NUMBERS}ages",
+    r"(.+_)?(lat|latitude)": f"{_NUMBERS}latitudes",
+    r"(.+_)?(lon|lng|long|longitude)": f"{_NUMBERS}longitudes",
+    r"(.+_)?(pct|percent|percentage)": f"{_NUMBERS}percentages",
+    r"(.+_)?(rate|ratio|share|fraction|prob|probability)": f"{_NUMBERS}shares",
+}
+_TEXTS = {
+    r"(.+_)?(country|nationality)(_code)?": "iso_countries",
+    r"(.+_)?state(_code)?": "us_states",
+    r"(.+_)?(sex|gender)": "sexes",
+    r"(.+_)?month(_name)?": "month_names",
+    r"(.+_)?(weekday|dow|day_?of_?week|day)(_name)?": "weekday_names",
+    r"(.+_)?naics_sector": "naics_sectors",
+    r"(.+_)?icd(_?10)?_chapter": "icd10_chapters",
+}
+_KEY = re.compile(r"[A-Za-z_][\w-]*")
 _WIDTH = 130
 
 
@@ -79,36 +113,75 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
 
 
 def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
+    """Return the line of a column: dropped, with what it could be; or turned on, if a code list names it."""
     told = (
         "in the names of folders"
         if column.in_folders
         else "type unknown"
         if column.type is None
-        else " ".join(str(column.type).split())
+        else " ".join(str(column.type).split())[:_LONGEST_TYPE]
     )
-    hint = (
-        "; by its name an identifier (drop it, unless it is public, or the unit of the job) or a code (give it levels)"
-        if _IDENTIFIER.search(column.name)
-        else ""
-    )
-    lines = [
-        _ROLE
-        if column.type is None or _can_be_private(column.type)
-        else ("role", "TODO", "keep or drop: its type cannot be privatised")
-    ]
-    if column.in_folders:
-        lines.append(("type", "TODO", "an Arrow type, such as int32 or string"))
+    nulls = ", nulls: level" if column.nullable else ""
     if levels is not None:
-        lines += _declare_levels(column, levels)
-    elif column.type is None or _can_be_private(column.type):
-        lines += _leave_domain(column.type)
-    if column.nullable and len(lines) > 1:
-        lines.append(_NULLS)
-    rest = "".join(
-        f"    {key}: {value}{f'  # {comment}' if comment else ''}\n"
-        for key, value, comment in lines
-    )
-    return f"  {_quote(column.name)}:  # {told[:_LONGEST_TYPE]}{hint}\n{rest}"
+        typed = ", type: TODO" if column.in_folders else ""
+        drawn = f"{{role: privatise{typed}, kind: {_declare_levels(column, levels)}{nulls}}}"
+        return f"  {_quote(column.name)}: {drawn}  # {told}\n"
+    could = [f"{{role: privatise, {each}{nulls}}}" for each in _propose(column)]
+    told += f": {' or '.join(could)}" if could else f"; {_say_why_not(column)}"
+    return f"  {_quote(column.name)}: {{role: drop}}  # {told}\n"
+
+
+def _split_name(name: str) -> str:
+    """Return the words of a name in lower case, as `user_id` of `userId`."""
+    return "_".join(_WORD.findall(name)).lower()
+
+
+def names_identifier(column: str) -> bool:
+    """Return whether a column is an identifier by its name."""
+    name = _split_name(column)
+    return _IDENTIFIER.search(name) is not None and _TRUTH.match(name) is None
+
+
+def names_repeated(column: str) -> bool:
+    """Return whether a column is by its name an identifier of something else than its row."""
+    return names_identifier(column) and not _OF_ROWS.fullmatch(_split_name(column))
+
+
+def _say_why_not(column: FoundColumn) -> str:
+    if column.type is not None and not _can_be_private(column.type):
+        return "its type cannot be privatised"
+    return "by its name an identifier: leave it, or name it as the `unit` of a job"
+
+
+def _propose(column: FoundColumn) -> list[str]:
+    """Return what a column could be, by its name and type: a kind with its domain; nothing for an identifier."""
+    type_, name = column.type, _split_name(column.name)
+    if type_ is not None and pa.types.is_boolean(type_):
+        return ["kind: categorical, levels: [false, true]"]
+    if type_ is not None and not _can_be_private(type_):
+        return []
+    if names_identifier(column.name):
+        return []
+    is_text_, is_code = type_ is not None and is_text(type_), bool(_CODE.search(name))
+    is_whole = type_ is not None and pa.types.is_integer(type_)
+    listed = _find_rule(_TEXTS, name) or f"{DISCOVER}, other: other"
+    text = f"kind: categorical, levels: {listed}"
+    number = f"kind: {_NUMBERS}TODO"
+    if type_ is None or is_whole or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        rules = _ANY_NUMBER if type_ is not None and not is_whole else _WHOLE | _ANY_NUMBER
+        number = f"kind: {_find_rule(rules, name) or f'{_NUMBERS}TODO'}"
+        if is_whole and is_code:
+            number = f"kind: categorical, levels: {DISCOVER}, other: -1"
+    if column.in_folders:
+        return [f"type: string, {text}", f"type: int32, {number}"]
+    if type_ is None:
+        named = [each for each in (number, text) if "TODO" not in each and DISCOVER not in each]
+        return [f"type: string, {text}"] if is_code else named or [number, text]
+    return [text if is_text_ else number]
+
+
+def _find_rule(rules: Mapping[str, str], name: str) -> str | None:
+    return next((told for pattern, told in rules.items() if re.fullmatch(pattern, name)), None)
 
 
 def _can_be_private(type_: pa.DataType) -> bool:
@@ -123,34 +196,14 @@ def _can_be_private(type_: pa.DataType) -> bool:
     return any(check(type_) for check in checks) or is_text(type_)
 
 
-def _leave_domain(type_: pa.DataType | None) -> list[Line]:
-    """Return the kind that a type implies, and the domain that it leaves open."""
-    if type_ is None:
-        return [("kind", "TODO", ""), ("levels", "TODO", "or bounds")]
-    if pa.types.is_boolean(type_):
-        return [("kind", "categorical", ""), ("levels", "[false, true]", "")]
-    if is_text(type_):
-        return [("kind", "categorical", ""), _LEVELS]
-    if pa.types.is_integer(type_):
-        return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
-    return [
-        ("kind", "continuous", ""),
-        (
-            "bounds",
-            "TODO",
-            "" if is_real(type_) else tell_unit(type_) if is_span(type_) else "two dates",
-        ),
-    ]
-
-
-def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
-    """Return the kind and the levels of a column that a code list names: numbers and dates in increasing order."""
+def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> str:
+    """Return the kind and the domain of a column that a code list names: numbers and dates in increasing order, or bounds, as `0..120`."""
     where = f"levels of {column.name!r}"
-    if len(texts) > MAX_LEVELS:
-        why = f"of {len(texts):,} levels `dpdask discover` finds the commonest, {MAX_LEVELS:,} at most"
-        rest = ("other", "TODO", "the level that replaces all others")
-        return [("kind", "categorical", ""), ("levels", DISCOVER, why), rest]
     type_ = column.type or pa.string()
+    if len(texts) > MAX_LEVELS:  # the commonest are found
+        return f"categorical, levels: {DISCOVER}, other: {'other' if is_text(type_) else 'TODO'}"
+    if len(texts) == 1 and ".." in texts[0] and not is_text(type_):
+        return _declare_bounds(type_, texts[0], where)
     try:
         levels: list[Level] = (
             list(texts) if is_text(type_) else pa.array(texts).cast(type_).to_pylist()
@@ -187,7 +240,19 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
             where,
             "declare bounds, or store the column in another type",
         ) from None
-    return [("kind", kind, ""), ("levels", shown, "")]
+    return f"{kind}, levels: {shown}"
+
+
+def _declare_bounds(type_: pa.DataType, text: str, where: str) -> str:
+    """Return the kind and the bounds of a column whose code list has one line, such as `0..120`."""
+    shown = f"[{', '.join(text.split('..', 1))}]"
+    try:
+        given = {"role": "privatise", "kind": "continuous", "bounds": parse_value(shown, where)}
+        codec_for("x", Schema.from_dict({"columns": {"x": given}}).columns["x"], type_)
+    except (SpecError, DataError, ValueError):
+        hint = "write the lowest and the highest possible value, such as 0..120"
+        raise SpecError(f"they are no bounds of the type {type_}", where, hint) from None
+    return f"continuous, bounds: {shown}"
 
 
 def wrap_levels(texts: Iterable[str]) -> str:
@@ -220,7 +285,7 @@ def _write_text(text: str) -> str:
 
 def _quote(name: str) -> str:
     """Return a column's name as a YAML key: in quotes, unless YAML reads it as it is."""
-    if _TEXTS.fullmatch(name):
+    if _KEY.fullmatch(name):
         try:
             if parse_yaml(f"{name}: 1", name) == {name: 1}:
                 return name
@@ -256,18 +321,57 @@ def read_levels(path: str) -> dict[str, list[str]]:
     return levels
 
 
-def write_draft(draft: str, output: str) -> None:
-    """Write a draft to a new file."""
-    try:
-        with Path(output).open("x", encoding="utf-8") as file:
-            file.write(draft)
-    except FileExistsError:
-        raise OutputError(
-            "this file is there already",
-            output,
-            "choose another name: an existing file is never overwritten",
-        ) from None
-    except OSError as error:
-        raise OutputError(
-            f"the file cannot be written ({type(error).__name__})", output, "choose another place"
-        ) from None
+_ROWS = "{epsilon: 1.0, delta: 0, adjacency: replace-one, unit: row}"
+_COUNTS = "{epsilon: 1.0, delta: 1.0e-9, adjacency: add-remove, unit: row}"
+# the promise and the mechanism of a first job, by the mechanism's kind
+_JOBS = {
+    "dip": (_ROWS, "{kind: dip, reference: {kind: histogram}, channel: optimal}"),
+    "copula": (_COUNTS, "{kind: copula, n_rows: input}"),
+    "marginals": (
+        _COUNTS,
+        "{kind: marginals, cliques: TODO}  # the tables, such as [[age], [age, sex]]",
+    ),
+    "histogram": (_ROWS, "{kind: histogram}"),
+    "interval": (
+        "",
+        "{kind: interval, columns: TODO}  # such as {age: {design: case2, anchors: {name: uniform, loc: 0, scale: 120}}}",
+    ),
+}
+JOB_KINDS = tuple(_JOBS)
+
+
+def draft_job(source: Input, kind: str, schema: str, folder: str) -> str:
+    """Return a job as YAML that releases a table with a mechanism.
+
+    Parameters
+    ----------
+    source
+        The table; a relative path is relative to the working folder.
+    kind
+        One of `JOB_KINDS`.
+    schema, folder
+        The schema's file beside the job, and the job's folder.
+    """
+    path = source.path
+    if "://" not in path and source.catalog is None:
+        path = os.path.relpath(path, folder) if not Path(path).is_absolute() else path
+    name = re.sub(r"[^\w-]+", "-", PurePosixPath(path).name.partition(".")[0]).strip("-") or "table"
+    read = {"path": path, **source.model_dump(mode="json", exclude_unset=True, exclude={"path"})}
+    privacy, mechanism = _JOBS[kind]
+    unit = (
+        "  # or unit: {column: NAME, max_rows: 20}, which protects all rows with one value of NAME"
+    )
+    lines = [
+        "# A draft by `dpdask init`. Paths are relative to this file.",
+        f"name: {_write_text(name)}",
+        f"input: {json.dumps(read, ensure_ascii=False)}",
+        f"output: {{path: {_write_text(f'{name}-released')}}}",
+        f"schema: {_write_text(schema)}",
+        *([f"privacy: {privacy}{unit}"] if privacy else []),
+        f"mechanism: {mechanism}",
+    ]
+    if privacy:
+        lines.append(
+            f'# ledger: {{url: "sqlite:///ledger.db", dataset: {_write_text(name)}}}  # the budget that it is charged to'
+        )
+    return "\n".join(lines) + "\n"

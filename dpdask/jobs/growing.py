@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dpdask.engine.compute import Progress
+from dpdask.engine.source import FileSource
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError, say_count
 from dpdask.io.changes import Followed, Lake, Place, ReleasedFile, discover_added
@@ -228,7 +229,7 @@ class Growth:
         )
         self._keys, self._repeats = compared.keys, compared.again
         rows = None if opened.public_rows is None else compared.table.n_rows
-        source = replace(opened.source, fragments=compared.table.fragments)
+        source = FileSource(compared.table.fragments, opened.source.where)
         return replace(opened, table=compared.table, source=source, public_rows=rows)
 
     def is_behind(self) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import pyarrow as pa
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from dpdask.documents import Document
+from dpdask.documents import Document, GrownDocument
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import SPENT_AGAIN, DataError, OutputError
 from dpdask.io.folders import check_partition_types, list_files, remove_file
@@ -26,6 +27,7 @@ from dpdask.io.shards import (
     MANIFEST_NAME,
     META,
     SUCCESS_NAME,
+    TABLE_FOLDER,
     Format,
     Manifest,
     Mode,
@@ -336,7 +338,8 @@ class PublishedTable:
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Make a staged release appear by one atomic act, unless it has appeared already."""
-        types = read_schema(self.output, manifest.shards[0].name).remove_metadata()
+        first = manifest.shards[0]
+        types = read_schema(self.output, first.name, first.n_bytes).remove_metadata()
         self.output.level_times(staging.place(".parquet"))
         card, run = staging.place(CARD_NAME), int(staging.run, 16)
         about = {"dpdask.card": card, "dpdask.card_sha256": manifest.card_sha256}
@@ -359,6 +362,76 @@ class PublishedTable:
             _remove_shards(self.output, self.output.names(), run_id)
             for name in (*DOCUMENTS, MANIFEST_NAME):
                 self.output.remove(_name_file(name, run))
+
+
+class LinkedTables(StoreFolder):
+    """Tables that have a log each and are one release: each gets its entry, and then a manifest, created once, commits.
+
+    A log is no part of another one, so whoever reads the tables by their logs may see the first entry before
+    the second: whole tables of what is being released, in an output that nobody has used before. The table of
+    persons comes last. By the name of the output, nothing is there before the manifest.
+    """
+
+    def __init__(self, output: Folder, logs: Mapping[str, DeltaLog | IcebergLog]) -> None:
+        super().__init__(output)
+        self._logs = logs  # by table
+
+    def check(self, types: pa.Schema) -> None:
+        """Check that each table can hold these columns; nothing is charged yet."""
+        for log in self._logs.values():
+            if not log.exists():  # else it is the run's own: see `is_free`
+                log.check(types, "error")
+
+    def is_free(self, run_id: str | None) -> bool:
+        """Return whether a release fits beside what an unfinished run has written."""
+        if run_id is None and any(log.exists() for log in self._logs.values()):
+            return False
+        # a folder in which nothing is left, and what a log has written for the run
+        known = {META, *map(_name_folder, self._logs)}
+        own = {f"{_name_folder(table)}/{log.folder_name}" for table, log in self._logs.items()}
+        return not self.output.is_file() and all(
+            name in known
+            or _is_shard_of(run_id, name)
+            or (run_id is not None and not own.isdisjoint((name, name.rpartition("/")[0])))
+            for name in list_files(self.output)
+        )
+
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write documents; what commits is written last."""
+        if self.output.is_local:  # what a worker or a driver that was killed left half written
+            written = {shard.name for shard in manifest.shards}
+            _remove_shards(self.output, {*list_files(self.output)} - written, staging.run)
+        super().stage(staging, manifest, documents)
+
+    def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
+        """Make the tables appear one after the other, and the release by one atomic act, unless they have appeared already."""
+        self.output.level_times(staging.place(".parquet"))
+        about = {"dpdask.card": f"../{CARD_NAME}", "dpdask.card_sha256": manifest.card_sha256}
+        run = int(staging.run, 16)
+        for table, part in reversed(manifest.tables.items()):
+            first, log = part.shards[0], self._logs[table]
+            types = read_schema(self.output, first.name, first.n_bytes).remove_metadata()
+            shards = [replace(each, name=each.name.partition("/")[2]) for each in part.shards]
+            log.commit(Commit(release, run, shards, types, about, "error"))
+            if log.find(release) != run:
+                raise self._other_release(0)
+        super().commit(release, staging, manifest)
+
+    def undo(self, release: str, run_id: str) -> None:
+        """Remove what a run has written into the output, unless its release is committed; a table that others have changed stays."""
+        if self._read_manifest(0) is not None:
+            return
+        run = int(run_id[:NAME_DIGITS], 16)
+        kept = [table for table, log in self._logs.items() if not log.undo(release, run)]
+        for name in list_files(self.output):
+            is_left = name.partition("/")[0] in map(_name_folder, kept)
+            if _is_shard_of(run_id, name) and not is_left:
+                remove_file(self.output, name)
+        self._remove_documents(0)
+
+
+def _name_folder(table: str) -> str:
+    return f"{TABLE_FOLDER}={table}"
 
 
 Publication = LocalFolder | StoreFolder | PublishedTable
@@ -396,9 +469,10 @@ def number_name(name: str, number: int) -> str:
     return name if number == 0 else add_run(name, f"{number:05d}")
 
 
-class Target(Document):
+class Target(GrownDocument):
     """How a release is published."""
 
+    later = frozenset(("format", "mode", "table", "catalog", "partition_by", "model"))
     format: Format = "parquet"
     """`parquet` (a folder of files), `delta` (a Delta table) or `iceberg` (an Iceberg table)."""
     mode: Mode = "error"
@@ -435,27 +509,43 @@ class Target(Document):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out default values of these keys, so that the digests of jobs that write plain files stay as they are."""
-        written: dict[str, Any] = plain(self)
-        usual = Target.model_fields
-        return {
-            key: value
-            for key, value in written.items()
-            if key not in usual or value != usual[key].default
-        }
-
     def open(self, output: Folder, series: str | None = None) -> Publication:
         """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
         by = tuple(self.partition_by or ())
         if self.format == "parquet":
             kind = LocalFolder if output.is_local else StoreFolder
             return kind(output, series, by)
-        log: DeltaLog | IcebergLog = DeltaLog(output, by)
-        if self.table is not None and self.catalog is not None:
-            log = IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True), by)
+        log = self._open_log(output)
         return PublishedTable(output, log, "append" if series else self.mode, series)
+
+    def _open_log(self, folder: Folder, ending: str = "") -> DeltaLog | IcebergLog:
+        """Return the log of the table in a folder; `ending` is added to its name in a catalog."""
+        by = tuple(self.partition_by or ())
+        if self.table is None or self.catalog is None:
+            return DeltaLog(folder, by)
+        place = self.catalog.model_dump(exclude_none=True)
+        return IcebergLog(folder, f"{self.table}{ending}", place, by)
+
+
+class LinkedTarget(Target):
+    """How several tables are published as one release, where each has a log."""
+
+    tables: list[str]
+    """The tables, in the order of the manifest."""
+
+    def open(self, output: Folder, series: str | None = None) -> Publication:
+        """Return what publishes into a folder; see `Target.open`."""
+        del series
+        logs = {
+            table: self._open_log(output.child(_name_folder(table)), f"_{table}")
+            for table in self.tables
+        }
+        return LinkedTables(output, logs)
+
+
+def read_target(content: Mapping[str, Any]) -> Target:
+    """Return how a release is published, as the record of its run has it."""
+    return (LinkedTarget if "tables" in content else Target).model_validate(content)
 
 
 class Output(Target):

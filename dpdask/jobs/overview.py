@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from dpdask.arrays import freeze_class
 from dpdask.engine.account import open_ledger
-from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.folders import list_files, remove_file
 from dpdask.io.shards import META, list_manifests
 from dpdask.io.storage import Folder, absolute_url
@@ -70,7 +70,7 @@ def list_runs(url: str) -> list[dict[str, Any]]:
     return [*found.values()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Leftover:
     """A file or a hidden folder that an ended run has left."""
 
@@ -91,7 +91,7 @@ def sweep(path: str, *, remove: bool) -> list[Leftover]:
         state = open_output_run(output)
         try:
             found += _sweep_output(state, remove=remove)
-        except (InputError, OutputError, TemporaryError) as error:
+        except (InputError, OutputError, SpecError, TemporaryError) as error:
             found.append(Leftover(place=state.folder.url, outcome=f"stays: {error.what}"))
     return found
 

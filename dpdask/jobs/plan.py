@@ -7,14 +7,14 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.codec import Codec, LevelCodec
 from dpdask.connect.spec import Local, Synchronous, Threads
 from dpdask.documents import suggest
@@ -33,17 +33,26 @@ from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
 from dpdask.jobs.claims import check_known
+from dpdask.jobs.draft import names_repeated
 from dpdask.jobs.growing import Growth, find_series
 from dpdask.jobs.output import name_release
 from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
 from dpdask.jobs.state import RunState, name_run, open_job_run
-from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card import (
+    Card,
+    CoveredContent,
+    CoveredRows,
+    Section,
+    find_guidance,
+    make_card,
+)
 from dpdask.mechanisms.expectations import (
     Exceed,
     Planned,
     describe_promise,
     describe_seconds,
     describe_steps,
+    describe_warnings,
     exceed_counts,
     exceed_mean,
     find_least_epsilon,
@@ -51,7 +60,11 @@ from dpdask.mechanisms.expectations import (
     tell_date_bounds,
     warn_of_number_bounds,
 )
-from dpdask.mechanisms.mechanism import audit_mechanism
+from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
+from dpdask.page import make_plan_page
+from dpdask.privacy import list_cautions
+from dpdask.privacy.budget import order_text
+from dpdask.privacy.events import to_dict
 from dpdask.stats.statistic import ColumnOrder
 
 
@@ -114,6 +127,19 @@ def list_partition_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     )
 
 
+def list_unit_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
+    """Return the warning about columns that seem to name persons, where the unit is the row."""
+    if job.file.privacy is None or job.file.privacy.unit_column is not None:
+        return ()
+    private = job.schema.privatised
+    named = [name for name in table.schema.names if name not in private and names_repeated(name)]
+    if not named:
+        return ()
+    told = "the unit is the row: several rows of one person, or of another unit, are protected one by one"
+    names = f"if a column names units with several rows ({list_names(named, 8)} may, by the name)"
+    return (f"{told}; {names}, set `privacy.unit: {{column: …, max_rows: …}}`",)
+
+
 def _place(job: Job) -> str:
     """Return what the order of the rows reveals about a sorted column, and the hint."""
     if job.order == "keep":
@@ -135,6 +161,7 @@ _STAGED_SECONDS = 0.02  # of the driver, for each task
 _PAGE_SECONDS = 3.0  # of the commit
 COMPILING_SECONDS = 20  # the first time on a machine, beside all that
 _ADAPTIVE_LEVELS = 20
+_FOUND_LEVELS = 500  # that a search finds: few columns have as many as they may
 
 
 def expect_duration(
@@ -142,7 +169,8 @@ def expect_duration(
 ) -> tuple[tuple[float, ...], int | None]:
     """Return about how many seconds each stage takes, at least 1, and on how many workers.
 
-    What is shown adds up. Nothing is known if the number of workers is not.
+    What is shown adds up. Nothing is known if the number of workers is not. Of columns whose levels
+    are found, `_FOUND_LEVELS` are taken.
 
     Parameters
     ----------
@@ -161,9 +189,14 @@ def expect_duration(
     n_fragments = max(1, len(table.fragments))
     at_once = min(n_workers, n_fragments)
     n_bytes = sum(fragment.n_bytes_decoded or fragment.n_bytes for fragment in table.fragments)
+    to_find = opened.mechanism.schema.discovered
     n_levels = sum(
-        codec.n_levels if codec.has_levels else _ADAPTIVE_LEVELS
-        for codec in work.columns.codecs.values()
+        _FOUND_LEVELS
+        if name in to_find
+        else codec.n_levels
+        if codec.has_levels
+        else _ADAPTIVE_LEVELS
+        for name, codec in work.columns.codecs.items()
     )
     read = (
         n_bytes / (_READ_TEXT if table.format == "csv" else _READ_BYTES) / at_once
@@ -199,7 +232,7 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Plan(Planned):
     """What a run would do."""
 
@@ -228,10 +261,13 @@ class Plan(Planned):
     output_mode: str
     is_finished: bool  # whether there is nothing to do: the job is released, or no rows are new
     insecure: bool  # whether the noise comes from a seed
+    is_linked: bool = False  # whether the release is a table of persons and one of their rows
     # Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and
     # `new_rows` (None if no footer tells), the `epsilon` of this release for one unit and of the
     # whole `series_epsilon` after it. Else None.
     series: dict[str, Any] | None = None
+    # Of persons with their rows, how far noise moves their tables; see `Mechanism.expected_errors`.
+    expected_errors: dict[str, Any] = field(default_factory=dict)
     # The errors that were asked for, and the least `epsilon` that meets them; empty if none were.
     target: dict[str, float] = field(default_factory=dict)
 
@@ -268,10 +304,12 @@ class Plan(Planned):
             released = f"about {say_count(self.released_rows, 'row')} in at most {shards}, "
         table = TABLES.get(self.output_format)
         place = "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
+        place += " each for persons and their rows" if place and self.is_linked else ""
         done = "; it is finished: a run changes nothing" if self.is_finished else ""
         kept, dropped = (", ".join(each) or "nothing" for each in (self.kept, self.dropped))
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
+            *describe_warnings(self),
             f"  input     {rows}, {size}, {files}{version}",
             *_describe_series(self.series),
             *_describe_target(self.target),
@@ -318,21 +356,19 @@ def plan_job(job: Job) -> Plan:
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
-    written = TABLES.get(job.file.output.format)
-    appear = "all shards appear at once" + (f" in one version of {written}" if written else "")
-    commit = f"commit: {appear}, with manifest and release card; the run key is destroyed"
-    stages = (*expected.stages, commit)
+    stages = (*expected.stages, _describe_commit(job, mechanism))
     seconds, n_workers = expect_duration(job, opened, stages, expected.n_rows)
     spends = not is_finished and not _is_charged(job, state)
     fits = not spends or not isinstance(refusal, BudgetError)
     where = opened.sample_place, opened.hide_sample
     ledger = job.account.describe_balances(*where, spends=spends, fits=fits)
-    warnings = [*warn_of_number_bounds(job.schema, opened.work.view.own), *expected.warnings]
-    if not job.account.is_strict:
-        warnings += list_footer_warnings(job, table)
+    warnings = _list_warnings(job, opened, expected)
     row = mechanism.budget is not None and mechanism.budget.unit == "row"
     if mechanism.continued and row and ledger is not None and ledger["after"] > ledger["before"]:
-        warnings.insert(0, f"this release is charged in full: {_tell_why(series)}")
+        why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
+        if series is not None and series.get("again"):
+            why = "it may hold rows that were released before"
+        warnings.insert(0, f"this release is charged in full: {why}")
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -368,10 +404,76 @@ def plan_job(job: Job) -> Plan:
         refusal=refusal,
         is_finished=is_finished,
         insecure=job.file.insecure_seed is not None,
+        is_linked=mechanism.links_tables,
         warnings=tuple(warnings),
         expectations=mechanism.description.expectations(opened.work.columns),
+        expected_errors=mechanism.expected_errors,
         series=series,
     )
+
+
+def _describe_commit(job: Job, mechanism: Mechanism) -> str:
+    """Return the last stage of a run, in words."""
+    written = TABLES.get(job.file.output.format)
+    appear = "all shards appear at once" + (f" in one version of {written}" if written else "")
+    if written and mechanism.links_tables:
+        appear = f"the rows, and then the persons, appear as {written} each, and then both as one release"
+    return f"commit: {appear}, with manifest and release card; the run key is destroyed"
+
+
+def make_page_of_plan(job: Job, planned: Plan) -> str:
+    """Return the page that people sign before a run: what would be promised, and what to expect; nothing on it comes from a row."""
+    mechanism, columns = job.mechanism, job.mechanism.declared.columns
+    described, left_out = mechanism.description, mechanism.fraction or 0.0
+    kept, by_row = {"role": "kept"}, mechanism.spending.row
+    stated = {
+        name: {
+            "role": "privatised",
+            "epsilon": by_row.get(name),
+            "outside": column.outside_in_words,
+        }
+        | column.model_dump(include={"kind", "nulls", "levels", "bounds"}, exclude_none=True)
+        | ({"levels": None, "from": "found in the run"} if column.levels == "discover" else {})
+        for name, column in columns.items()
+        if column.role == "privatise"
+    }
+    exact, of = not mechanism.n_rows_private, "rows"
+    if mechanism.budget is not None and mechanism.budget.unit_column is not None:
+        of = "units"
+    section = Section(
+        budget=mechanism.budget,
+        text=planned.guarantee,
+        protected=CoveredRows(who=described.protected, fraction=1.0 - left_out, of=of),
+        unprotected=CoveredRows(who=described.unprotected, fraction=left_out, of=of),
+        mechanism=job.file.mechanism.model_dump(mode="json"),
+        columns=stated | dict.fromkeys(planned.kept if mechanism.releases_rows else (), kept),
+        accounting={"composition": "", "epsilon_exact": None, "events": to_dict(mechanism.event)},
+        order="" if job.order is None else order_text(job.order),
+        public_rows=planned.n_rows if exact else None,
+    )
+    card = make_card(section, name=planned.name, insecure=planned.insecure)
+    changes: dict[str, Any] = {"dropped": list(planned.dropped), "about": job.file.about}
+    if find_guidance(card).shape(card) == "ranges":  # then the words are about values, not rows
+        covered, uncovered = (
+            CoveredContent(what=words) for words in (described.protected, described.unprotected)
+        )
+        whole = {"epsilon_private": list(by_row)} if by_row else {}
+        changes["guarantee"] = card.guarantee.model_copy(
+            update={"protected": covered, "unprotected": uncovered, **whole}
+        )
+    return make_plan_page(card.model_copy(update=changes), planned).decode()
+
+
+def _list_warnings(job: Job, opened: JobTable, expected: Expected) -> list[str]:
+    """Return what to consider before a run."""
+    budget = opened.mechanism.budget
+    found = [
+        *([] if budget is None else list_cautions(budget, None)),
+        *warn_of_number_bounds(job.schema, opened.work.view.own),
+        *expected.warnings,
+        *list_unit_warnings(job, opened.table),
+    ]
+    return found if job.account.is_strict else [*found, *list_footer_warnings(job, opened.table)]
 
 
 @raises_in_keys
@@ -422,7 +524,8 @@ def _read_target(job: Job, name: str, text: str) -> Exceed:
         return partial(exceed_counts, most=value * n_rows)
     columns = opened.work.columns
     if column not in columns.codecs or job.mechanism.find_counted(column, columns) is None:
-        raise SpecError("no table that is released has the column", where, "count one")
+        what = "no table that is released has the column in whole rows"
+        raise SpecError(what, where, "count one, or give count_margin")
     if job.schema.columns[column].discovers:
         what = "its levels are found in the run, so the error of their mean is not known before"
         raise SpecError(what, where, "give count_margin or share, or list its levels")
@@ -454,13 +557,6 @@ def _list_numbers(codec: Codec, where: str) -> Floats:
     if not all(isinstance(each, int | float | Decimal) for each in levels):
         raise SpecError("its levels are no numbers", where, hint)
     return np.array(levels, dtype=np.float64)
-
-
-def _tell_why(series: dict[str, Any] | None) -> str:
-    """Return why a later release of a series is charged in full."""
-    if series is not None and series.get("again"):
-        return "it may hold rows that were released before"
-    return "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
 
 
 def _open(job: Job) -> tuple[Job, RunState, JobTable, dict[str, Any] | None]:
@@ -530,7 +626,7 @@ def expect(job: Job, opened: JobTable) -> Expected:
     """Return what a run on a table would do; no row is read."""
     mechanism, table, work = opened.mechanism, opened.table, opened.work
     described, columns, n_rows = mechanism.description, work.columns, table.n_rows
-    own = _CONTINUED if mechanism.continued else described.stages(columns, uncounted=n_rows is None)
+    own = _CONTINUED if mechanism.continued else described.stages(columns)
     stages = (*work.unit_stages, *own)
     n_shards, output = None, job.file.output
     if not mechanism.releases_rows:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
+from dpdask.io.folders import remove_files
 from dpdask.io.storage import LOCK, Folder, PrivateFolder, storage_faults
 from dpdask.startup import finish_first, import_locks
 
@@ -183,25 +184,25 @@ class NumberedRecords:
             self._acquire()  # an earlier run was removed within this lock
         elif not self.holds():
             raise busy(self._output)
-        self._remove_all_but_chain()
+        self._remove_all_but_chain(_parse(self._folder, RECORD))
 
     def check(self) -> None:
         """Check that files can be created once here; only a write shows what else a store allows."""
         self._folder.check_creatable()
 
+    @finish_first()  # a run whose records are half removed has an owner that nobody takes away
     def clear(self) -> None:
         """Remove all files, `run.json` last: until then no other driver can begin. Files of a run that began since are left alone."""
         first = _parse(self._folder, RECORD)
         if first is None or (self._held is not None and first.get("chain") != self._held.chain):
             return
         self._held = None
-        self._remove_all_but_chain()
-        for name in self._folder.names():
-            if name.startswith((f"run-{first.get('chain')}-", "beat-")):
-                self._folder.remove(name)
+        self._remove_all_but_chain(first)
+        mine = (f"run-{first.get('chain')}-", "beat-")
+        remove_files(self._folder, [each for each in self._folder.names() if each.startswith(mine)])
         again = _parse(self._folder, RECORD)
         if again is not None and again.get("chain") == first.get("chain"):
-            self._folder.remove(RECORD)
+            remove_files(self._folder, [RECORD])
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -222,7 +223,7 @@ class NumberedRecords:
                 if beat.ident is not None:
                     beat.join()
                     with suppress(Exception):
-                        self._folder.remove(f"beat-{self._me['id']}")
+                        remove_files(self._folder, [f"beat-{self._me['id']}"])
 
     def _acquire(self) -> None:
         newest = self._find_newest()
@@ -295,16 +296,13 @@ class NumberedRecords:
         first = _parse(self._folder, RECORD)
         if first is None:
             return None
-        chain = str(first.get("chain"))
-        found = (
-            re.fullmatch(rf"run-{re.escape(chain)}-(\d{{6,9}})\.json", name)
-            for name in self._folder.names()
-        )
-        numbers = [int(match[1]) for match in found if match]
-        number = max(numbers, default=0)
-        newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
-        if newest is None:
+        chain, held = str(first.get("chain")), self._held
+        if held is not None and held.chain == chain:  # no record before this one counts
+            number, newest = held.number, {"owner": held.owner, "run": held.content}
+        elif (listed := self._list_newest(chain, first)) is None:
             return None
+        else:
+            number, newest = listed
         # the listing was an earlier one
         while (later := _parse(self._folder, _record_name(chain, number + 1))) is not None:
             number, newest = number + 1, later
@@ -312,8 +310,17 @@ class NumberedRecords:
             number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run")
         )
 
-    def _remove_all_but_chain(self) -> None:
-        first = _parse(self._folder, RECORD)
+    def _list_newest(self, chain: str, first: Content) -> tuple[int, Content] | None:
+        """Return the number of the newest record that a listing has, and the record; None if it is gone."""
+        found = (
+            re.fullmatch(rf"run-{re.escape(chain)}-(\d{{6,9}})\.json", name)
+            for name in self._folder.names()
+        )
+        number = max((int(match[1]) for match in found if match), default=0)
+        newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
+        return None if newest is None else (number, newest)
+
+    def _remove_all_but_chain(self, first: Content | None) -> None:
         chain = None if first is None else f"run-{first.get('chain')}-"
         kept = {RECORD, f"beat-{self._me['id']}"}
         for name in self._folder.names():

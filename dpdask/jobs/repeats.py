@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.arrays import Flags, Words
+from dpdask.arrays import Flags, Words, freeze_class
 from dpdask.engine.compute import Progress
 from dpdask.engine.digests import DIGEST, add_key, hash_rows, sum_rows
 from dpdask.errors import InputError, list_names
@@ -23,7 +23,7 @@ KEYS_PER_FILE = 2**20
 Keys = NDArray[np.bytes_]
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Remaining:
     """The next release, after its rows were compared with those that were released."""
 
@@ -104,7 +104,7 @@ def check_alike(table: InputTable, columns: Sequence[str], progress: Progress | 
         if other is not None:
             names = {each.url: each.name for each in (*table.alike, *new)}
             what = f"rows seen again: this file holds the rows of {names[other]}, which was released, in another order or codec"
-            hint = "delete its rows from the table; name a `growing.row_key`; or pay for them by `growing: {charge_repeats: true}`"
+            hint = "remove its rows from the table; name a `growing.row_key`; or pay for them by `growing: {charge_repeats: true}`"
             raise InputError(what, names[url], hint)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from dpdask.arrays import freeze_class
 from dpdask.connect.spec import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
@@ -23,6 +24,7 @@ from dpdask.engine.write import (
     Task,
     Told,
     lay_out_rows,
+    list_person_tasks,
     list_record_tasks,
     write_all,
 )
@@ -45,6 +47,7 @@ from dpdask.io.shards import (
     MODEL,
     PAGE_NAME,
     SUCCESS_NAME,
+    TABLE_FOLDER,
     Manifest,
     count_missing,
     list_manifests,
@@ -67,6 +70,7 @@ from dpdask.jobs.state import (
     open_job_run,
     open_output_run,
     record_draw,
+    refuse_moved,
 )
 from dpdask.mechanisms.card import (
     Card,
@@ -86,7 +90,7 @@ _MOST_EARLIER = 20
 _IN_CARD = ("id", "previous", "head")  # of a release's place in a series
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Outcome:
     """What a run ended with."""
 
@@ -109,7 +113,7 @@ class Outcome:
     release: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class _Attempt:
     """A job that this driver runs, and whom it tells how far it is."""
 
@@ -291,7 +295,8 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
     job, state, opened = attempt.job, attempt.state, attempt.opened
     expected = expect(job, opened)
     if count_rows is not None:
-        count_rows(opened.public_rows, expected.n_rows)
+        of_persons = opened.mechanism.counts_persons  # and then not of rows
+        count_rows(None if of_persons else opened.public_rows, expected.n_rows)
     with step("checking the workers"):
         try:
             # no secret lies there yet, and nothing is asked of who owns it
@@ -299,7 +304,7 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
             secrets = place if state.output.is_local else None
             check_workers(opened.table.fragments, output=place, secrets=secrets)
             attempt = _compare(attempt)
-            if state.read() is None:
+            if job.file.output.partition_by is not None and state.read() is None:
                 attempt.opened.check_partitions(attempt.job)
         except DpdaskError:
             if state.read() is None:
@@ -510,6 +515,7 @@ def _write(
     if unit is not None:
         work = replace(work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
     tasks: Sequence[Task]
+    kind: Any = mechanism.release_type
     if mechanism.releases_rows:
         fragments = opened.table.fragments
         written = work.add_weight(mechanism.find_written(work.released))
@@ -518,9 +524,11 @@ def _write(
             fragments = tuple(replace(fragment, seal=seal) for fragment, seal in pairs)
         most = output.rows_per_shard
         tasks = lay_out_rows(fragments, fitted.n_released, most, written, output.order, work.key())
+    elif mechanism.links_tables and mechanism.budget is not None:
+        asked = output.rows_per_shard, mechanism.budget.rows_per_unit, kind.block
+        tasks = list_person_tasks(fitted.n_released[0], *asked)
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
-    kind = mechanism.release_type
     return write_all(tasks, work, fitted.release_sha256, kind, staging, progress)
 
 
@@ -648,12 +656,16 @@ def status(output_url: str) -> Status:
 
 
 def _count_missing(output: Folder, released: Sequence[Manifest]) -> int:
-    """Return how many released shards a folder lacks; 0 for a table, which others may rewrite."""
-    return 0 if set(LOG_FOLDERS) & set(output.names()) else count_missing(output, released)
+    """Return how many released shards a folder lacks; 0 for tables with logs, which others may rewrite."""
+    tables = {f"{TABLE_FOLDER}={table}" for manifest in released for table in manifest.tables}
+    folders = (output, *map(output.child, sorted(tables)))
+    is_table = any(set(LOG_FOLDERS) & set(folder.names()) for folder in folders)
+    return 0 if is_table else count_missing(output, released)
 
 
-# What `abort` has removed: an unfinished run, or what a run has left whose release is published.
-Removed = Literal["run", "rest"]
+# What `abort` has removed: an unfinished run, what a run has left whose release is published, or the
+# note of where the output was moved to.
+Removed = Literal["run", "rest", "note"]
 
 
 def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False) -> Removed | None:
@@ -663,7 +675,8 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
     needed if it keeps the run's key: that of a run whose output is in a store. A `SpecError` if the
     key is elsewhere; an `OutputError` if the output is released; a `TemporaryError` if a driver is at
     work on it. With `force`, a run whose key is lost with the machine that kept it is ended, too: what
-    is removed is encrypted with it, the noise is lost, and the charge stays.
+    is removed is encrypted with it, the noise is lost, and the charge stays. Of an output that was
+    moved away, the note of that is removed.
     """
     state = open_output_run(Folder(output_url), ledger_url)
     released = "this output is released already"
@@ -674,6 +687,13 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
             hint = "to release again, remove the folder yourself; a new run spends ε again"
             raise OutputError(released, output_url, hint)
         return None
+    moved = state.find_move()
+    if moved is not None:
+        if not moved.whole or state.output.names():
+            raise refuse_moved(state.output, moved._replace(whole=False))
+        with state.records.lock():
+            state.records.clear()
+        return "note"
     if state.remove_broken():
         return "run"
     with state.records.lock():

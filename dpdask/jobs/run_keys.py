@@ -248,7 +248,7 @@ class ReleaseNames:
         Parameters
         ----------
         publication
-            The output: versions before 0.3.0 named releases without a key, and such a release keeps
+            The output: versions before 1.0.0 named releases without a key, and such a release keeps
             its name.
         """
         if self._fingerprint is None:

@@ -8,16 +8,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.arrays import freeze_class
 from dpdask.engine.digests import DIGEST
 from dpdask.errors import InputError, OutputError, list_names, say_count
-from dpdask.io.changes import Followed, Place
+from dpdask.io.changes import MOST_ALIKE, Followed, Place
 from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
@@ -36,7 +37,7 @@ _PERSON = b"dpdask kept"
 _HINT = "restore it from a backup, or start a new output, which is charged anew"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class KeptFile:
     """A released file."""
 
@@ -49,7 +50,7 @@ class KeptFile:
     n_rows: int = 0  # as the footer tells; 0 if it does not
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Size:
     """What one release published: its rows and shards, and the ε of one unit; None if it has no ε."""
 
@@ -62,7 +63,7 @@ class Size:
     n_key_files: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class Kept:
     """The record of a series after one of its releases."""
 
@@ -360,10 +361,14 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
 
 
 def mark_released(table: InputTable, kept: Kept) -> InputTable:
-    """Return a table that knows which of its fragments were released."""
+    """Return a table that knows which of its fragments were released, and which of those may hold the rows of new ones."""
     seen = {fragment for file in kept.files for fragment in file.fragments}
     found = tuple(fragment for fragment in table.fragments if fragment.id in seen)
-    return dataclasses.replace(table, released=found)
+    new = (fragment for fragment in table.fragments if fragment.id not in seen)
+    sizes = {file.n_rows for file in list_files(new, 0)} - {0}
+    newest = [file.url for file in reversed(list_files(found, 0)) if file.n_rows in sizes]
+    alike = tuple(fragment for fragment in found if fragment.url in newest[:MOST_ALIKE])
+    return dataclasses.replace(table, released=found, alike=alike)
 
 
 def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:
@@ -510,7 +515,7 @@ def _describe_total(sizes: Sequence[Size], unit: object, *, has_holdout: bool) -
         else ""
     )
     if isinstance(unit, UnitColumn):
-        return f"A {unit.column} may have rows in every release, so the releases add up: ε = {total!r} for all of them together. {held_out}"
+        return f"A {unit.label} may have rows in every release, so the releases add up: ε = {total!r} for all of them together. {held_out}"
     if n_again:
         releases = say_count(n_again, "release")
         return f"A row is in one release, and may be once more in each of {releases} that may hold released rows again: ε = {total!r} for all of them together. {held_out}"

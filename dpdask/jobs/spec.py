@@ -8,22 +8,21 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import pyarrow as pa
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     create_model,
     field_validator,
-    model_serializer,
-    model_validator,
 )
 
+from dpdask.arrays import freeze_class
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import (
     Document,
@@ -38,20 +37,23 @@ from dpdask.documents import (
 from dpdask.engine.account import Account, Hide, LedgerPlace
 from dpdask.engine.fit import PublicTable
 from dpdask.engine.partitions import check_partitions
-from dpdask.engine.source import FileSource
+from dpdask.engine.source import FileSource, LinkedSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
-from dpdask.io.changes import Changed, Lake
+from dpdask.io.changes import Changed
 from dpdask.io.files import Files, TableFormat, name_format
 from dpdask.io.filesystems import Options, by_root, check_options, use_options
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
-from dpdask.io.lakes import Delta, Iceberg
+from dpdask.io.lakes import Delta
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.jobs.output import Catalog, Output, Publication
+from dpdask.jobs.inputs import Input, Parents, join_tables, link_tables
+from dpdask.jobs.output import LinkedTarget, Output, Publication, Target
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
 from dpdask.mechanisms.card import About, load_installed
+from dpdask.mechanisms.copula.people import CHILDREN, PARENTS
 from dpdask.mechanisms.expectations import exceed_counts, find_least_epsilon
+from dpdask.mechanisms.marginals.people import CountsPersons
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
@@ -98,65 +100,6 @@ def raises_in_keys(function: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
-
-
-class Input(Document):
-    """Where the table is, and in which format."""
-
-    path: str = Field(min_length=1)
-    """Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a
-    Delta table. The name of an Iceberg table in its catalog, or without a catalog the path of
-    its metadata file.
-    """
-    format: Literal["files", "parquet", "csv", "delta", "iceberg"] = "files"
-    """`files` (Parquet or CSV, as the files' names tell), `parquet` or `csv` (files of any name),
-    `delta` or `iceberg`.
-    """
-    version: int | None = Field(default=None, ge=0)
-    """The version of a Delta table; the latest if it is not given."""
-    snapshot: int | None = None
-    """The snapshot of an Iceberg table; the current one if it is not given."""
-    catalog: Catalog | None = None
-    """The catalog of an Iceberg table."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for key, format_ in (("version", "delta"), ("snapshot", "iceberg"), ("catalog", "iceberg")):
-            if getattr(self, key) is not None and self.format != format_:
-                raise ValueError(
-                    f"{key!r} belongs to `format: {format_}`, and this is `format: {self.format}`"
-                )
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out default values, so that the digests of jobs on plain files stay as they are."""
-        written: dict[str, Any] = plain(self)
-        return {
-            key: value
-            for key, value in written.items()
-            if key == "path" or value not in (None, "files")
-        }
-
-    @property
-    def table_format(self) -> TableFormat:
-        """How the table's files are found."""
-        if self.format == "iceberg":
-            return Iceberg(
-                self.snapshot,
-                None if self.catalog is None else self.catalog.model_dump(exclude_none=True),
-            )
-        return Delta(self.version) if self.format == "delta" else Files(self.format)
-
-    @property
-    def lake(self) -> Lake | None:
-        """How the files of a table with a log are found; None for plain files."""
-        found = self.table_format
-        return found if isinstance(found, Delta | Iceberg) else None
-
-    def locate(self, base: Path) -> str:
-        """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
-        return self.path if self.catalog is not None else absolute_url(self.path, base)
 
 
 class Lineage(Document):
@@ -211,6 +154,8 @@ class JobFile(Document):
     """What is promised; of mechanisms that spend a budget."""
     mechanism: Spec
     """What is released, and how."""
+    parents: Parents | None = None
+    """The table of persons, of the mechanisms `copula` and `marginals` with `persons: true`."""
     ledger: LedgerPlace | None = None
     """The dataset whose budget is charged; of mechanisms that spend one."""
     growing: bool | Growing = False
@@ -241,7 +186,10 @@ def _make_job_file_type(specs: Any) -> type[JobFile]:
     return create_model("JobFile", __base__=JobFile, mechanism=(specs, ...))
 
 
-_ELSEWHERE = ("cluster", "storage", "ledger", "lineage", "about", "schema_path", "growing")
+_ELSEWHERE = (
+    *("cluster", "storage", "ledger", "lineage", "about", "schema_path", "growing"),
+    "parents",
+)
 
 
 class Job:
@@ -256,11 +204,16 @@ class Job:
     """
 
     @raises_in_keys
-    def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
-        self.file, self.schema = file, schema
+    def __init__(
+        self, file: JobFile, schema: Schema, base: Path, persons: Schema | None = None
+    ) -> None:
+        self.file, self.tables = file, (schema, persons)
+        schema = self.schema = join_tables(schema, persons, file.parents, file.privacy)
         self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
-        self.check_outside(self.input_url)
+        self.persons_url = "" if file.parents is None else file.parents.input.locate(base)
+        for url in filter(None, (self.input_url, self.persons_url)):
+            self.check_outside(url)
         place, _, rest = self.output_url.partition("://")
         if place in _BUCKETS and "/" not in rest:
             what = "a bucket itself cannot be the output: the run's state lies beside it"
@@ -277,8 +230,17 @@ class Job:
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(
             lambda parameter, path: self._place(parameter, path, base)
         )
-        self.account = Account(mechanism=self.mechanism, place=self.ledger)
+        if file.parents is not None:
+            self._link(file.parents)
+        self.account = Account(
+            mechanism=self.mechanism, place=self.ledger, job=file.name, output=self.output_url
+        )
         self._check_partitions()
+        if self.mechanism.links_tables and file.output.mode != "error":
+            what = "each release names its persons 0, 1 and so on, so rows of one would join with persons of another"
+            raise SpecError(
+                what, "output.mode", "remove the key, and give each release its own output"
+            )
         if file.output.model and not self.mechanism.has_model:
             what = "this mechanism fits no model that records could be drawn from"
             raise SpecError(what, "output.model", "remove the key, or take the mechanism copula")
@@ -296,6 +258,15 @@ class Job:
         if takes_in(url, self.output_url, n_folders):
             what = "the output lies inside the input, where the next run would read it"
             raise SpecError(what, "output.path", "choose another folder")
+
+    def _link(self, parents: Parents) -> None:
+        """Tell the mechanism of the table of persons."""
+        if not isinstance(self.mechanism, CountsPersons):
+            what = "only persons with their rows have a table of persons"
+            raise SpecError(what, "parents", "remove it, or set `mechanism.persons: true`")
+        key = parents.key or self.mechanism.unit
+        drops = parents.orphans == "drop"
+        self.mechanism = replace(self.mechanism, key=key, drops_orphans=drops)
 
     def _check_partitions(self) -> None:
         for name in self.file.output.partition_by or ():
@@ -386,7 +357,10 @@ class Job:
         warehouse = self.file.input.catalog and self.file.input.catalog.warehouse
         return by_root(
             self.file.storage,
-            [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""],
+            [
+                *(self.input_url, self.output_url, self.persons_url),
+                *(*self._public_urls.values(), warehouse or ""),
+            ],
         )
 
     @functools.cached_property
@@ -444,6 +418,9 @@ class Job:
         }
         if self._public_urls:
             whole["public"] = self._public_urls
+        if self.file.parents is not None:
+            parents = self.file.parents.model_dump(mode="json", exclude={"schema_path"})
+            whole["parents"] = {**parents, "url": self.persons_url}
         return _digest(whole)
 
     @property
@@ -463,13 +440,25 @@ class Job:
 
     def discover(self, table_format: TableFormat | None = None) -> InputTable:
         """Return the job's input, by default as it is now, from its file names and metadata alone."""
-        found = table_format or self.file.input.table_format
-        return discover(self.input_url, self.schema, found, growing=bool(self.file.growing))
+        found, (rows, persons) = table_format or self.file.input.table_format, self.tables
+        table = discover(self.input_url, rows, found, growing=bool(self.file.growing))
+        if persons is None or self.file.parents is None:
+            return table
+        format_ = self.file.parents.input.table_format
+        return replace(table, persons=discover(self.persons_url, persons, format_))
 
     def open_output(self) -> Publication:
         """Return what publishes the job's releases."""
         series = self.digest if self.file.growing else None
-        return self.file.output.target.open(Folder(self.output_url), series)
+        return self.target.open(Folder(self.output_url), series)
+
+    @property
+    def target(self) -> Target:
+        """How the job's releases are published."""
+        target = self.file.output.target
+        if not self.mechanism.links_tables or target.format == "parquet":
+            return target
+        return LinkedTarget(**dict(target), tables=[PARENTS, CHILDREN])
 
     def name_releases(self, fingerprint: str) -> ReleaseNames:
         """Return the names by which the output knows the job's releases."""
@@ -506,6 +495,14 @@ def check_seed(file: JobFile) -> None:
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
 
 
+def read_schema(path: str | Path) -> Schema | None:
+    """Return the schema in a file; None if the file holds no `columns`, as a job does not."""
+    text = read_text(path, "the job cannot be read", "check its path")
+    if "columns" not in parse_yaml(text.content, text.name):
+        return None
+    return Schema.from_text(text)
+
+
 def load_job(
     path: str | Path,
     settings: Mapping[str, str] | None = None,
@@ -532,6 +529,8 @@ def load_job(
     if derive is not None:
         derive(data)
     schema_text, target = _name_schema(data, path.parent), _take_target(data, text)
+    linked = data.get("parents")
+    persons_text = _name_schema(linked if isinstance(linked, dict) else {}, path.parent)
 
     def check_file() -> JobFile:
         if todos := text.list_todos():
@@ -544,11 +543,17 @@ def load_job(
         check_promise(file, text.name)
         return file
 
-    file, schema = check_all(check_file, lambda: Schema.from_text(schema_text()))
+    file, schema, persons = check_all(
+        *(check_file, lambda: Schema.from_text(schema_text())),
+        lambda: Schema.from_text(persons_text()) if linked else None,
+    )
+    base = path.parent.resolve()
     try:
-        return _meet_target(Job(file, schema, path.parent.resolve()), target, path.parent.resolve())
+        return _meet_target(Job(file, schema, base, persons), target, base)
     except SpecError as error:
-        raise _find_line(error, text, schema_text()) from None
+        texts = dict.fromkeys(persons.columns if persons else (), persons_text)
+        texts |= dict.fromkeys(schema.columns, schema_text)
+        raise _find_line(error, text, schema_text(), texts) from None
 
 
 def _meet_target(job: Job, target: float | None, base: Path) -> Job:
@@ -558,7 +563,8 @@ def _meet_target(job: Job, target: float | None, base: Path) -> Job:
     exceed = partial(exceed_counts, most=target)
     epsilon = find_least_epsilon(job.mechanism, exceed, "privacy.epsilon.target")
     privacy = job.file.privacy.model_copy(update={"epsilon": epsilon})
-    return Job(job.file.model_copy(update={"privacy": privacy}), job.schema, base)
+    schema, persons = job.tables
+    return Job(job.file.model_copy(update={"privacy": privacy}), schema, base, persons)
 
 
 def _take_target(data: dict[str, Any], text: Text) -> float | None:
@@ -590,13 +596,16 @@ def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
     )
 
 
-def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
-    """Return an error about a key of the job, or about a column of the schema, with its line; so for each of several."""
+def _find_line(
+    error: SpecError, job: Text, schema: Text, texts: Mapping[str, Callable[[], Text]]
+) -> SpecError:
+    """Return an error about a key of the job, or about a column of one of its schemas, with its line; so for each of several."""
     if isinstance(error, CombinedSpecError):
-        return join_errors([_find_line(each, job, schema) for each in error.problems])
+        return join_errors([_find_line(each, job, schema, texts) for each in error.problems])
     where = error.where or ""
     if found := re.match(r"column '([^']+)'", where):
-        return error.at(schema.find_line(("columns", found[1])))
+        text = texts.get(found[1], lambda: schema)()
+        return error.at(text.find_line(("columns", found[1])))
     found = re.match(r"[a-z_]+(\.\w+)*", where)
     return (
         error.at(job.find_line(found[0].split(".")))
@@ -633,15 +642,17 @@ def opens_stores(
     return opening  # type: ignore[return-value]  # `wraps` takes the first argument for a named one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class JobTable:
     """A job's input, as its file names and footers tell it, checked against the mechanism."""
 
     table: InputTable
     mechanism: Mechanism  # the job's, with its parameters that depend on the number of rows fixed
     work: TableWork
-    source: FileSource  # the input as the engine reads it
-    public_rows: int | None  # the number of rows if it is public and known
+    source: FileSource | LinkedSource  # the input as the engine reads it
+    public_rows: (
+        int | None
+    )  # the number of rows if it is public and known; of persons, if they have a table
 
     @property
     def sample_place(self) -> str:
@@ -676,11 +687,10 @@ class JobTable:
 
     def check_copies(self) -> None:
         """Check that no file is a copy of another one; values of folders that nothing is made of tell no files apart."""
-        check_copies(
-            self.table.fragments,
-            self.table.released,
-            apart={*self.work.released.names, *self.work.unit_columns},
-        )
+        apart = {*self.work.released.names, *self.work.unit_columns}
+        check_copies(self.table.fragments, self.table.released, apart=apart)
+        if self.table.persons is not None:
+            check_copies(self.table.persons.fragments, apart=apart)
 
     def check_partitions(self, job: Job) -> None:
         """Check the values of the output's partition columns, if it has some; these columns are read."""
@@ -736,12 +746,22 @@ def open_table(job: Job, secrets: Folder, find: Callable[[], InputTable] | None 
     # only its catalog knows where an Iceberg table lies
     job.check_outside(table.location)
     public_rows = None if job.mechanism.n_rows_private else table.n_rows
+    if job.mechanism.budget is not None and job.mechanism.budget.adjacency == "replace-one":
+        public_rows = public_rows if table.persons is None else table.persons.n_rows
     mechanism = job.mechanism.with_rows(lambda: public_rows)
-    work = make_table_work(mechanism, table.schema, secrets)
+    types, source = table.schema, FileSource(table.fragments, job.file.input.path)
+    linked, (rows, persons) = None, job.tables
+    if table.persons is not None and persons is not None and job.file.parents is not None:
+        job.check_outside(table.persons.location)
+        unit = None if job.file.privacy is None else job.file.privacy.unit_column
+        assert unit is not None
+        linked = link_tables(source, table, (rows, persons), job.file.parents, unit.column)
+        added = persons.select_released(table.persons.schema)
+        types = pa.schema([*types, *added])
     return JobTable(
         table=table,
         mechanism=mechanism,
-        work=work,
-        source=FileSource(table.fragments, job.file.input.path),
+        work=make_table_work(mechanism, types, secrets),
+        source=linked or source,
         public_rows=public_rows,
     )

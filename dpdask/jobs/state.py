@@ -11,11 +11,12 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+from dpdask.arrays import freeze_class
 from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import has_counts
@@ -40,9 +41,10 @@ from dpdask.io.storage import (
     commit,
     hide,
 )
-from dpdask.jobs.output import Target
+from dpdask.jobs.output import Target, read_target
 from dpdask.jobs.records import (
     STATE_FORMAT,
+    Content,
     LockedRecord,
     NumberedRecords,
     RunRecords,
@@ -73,7 +75,15 @@ class Unfinished(NamedTuple):
     target: Target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved(NamedTuple):
+    """Where an output was moved to, as the record tells that stays in its old place."""
+
+    moved_to: str
+    # Whether all of it is there.
+    whole: bool
+
+
+@freeze_class
 class RunRecord:
     """What a run has reached, as its newest record tells it."""
 
@@ -157,7 +167,9 @@ class RunState:
         self.keys = find_keys(self.folder, ledger_url)
         self.records = self._open_records()
         if target is None:
-            left = self.peek()
+            left = None
+            with suppress(SpecError):  # the output was moved away
+                left = self.peek()
             target = Target() if left is None else left.target
         self.publication = target.open(output, series)
         self._about = {
@@ -216,9 +228,11 @@ class RunState:
         """Return what the run has reached, or None if there is no run.
 
         An `OutputError` if the record is of another version; an `InputError` if the run's key is
-        elsewhere, so that the run cannot go on here.
+        elsewhere, so that the run cannot go on here; a `SpecError` if the output was moved away.
         """
-        content = self.records.read()
+        return self._open_record(self._read_content())
+
+    def _open_record(self, content: Content | None) -> RunRecord | None:
         if content is None:
             return None
         if content.get("format") != STATE_FORMAT or not {*_ABOUT, *_PUBLIC} <= set(content):
@@ -251,8 +265,9 @@ class RunState:
         Nothing is changed. An `OutputError` if a run of another job is in the way, an `InputError` if
         the input changed since the run began.
         """
-        reached, left, where = self.read(), self.read_unfinished(), job.file.output.path
-        if left is not None and self.is_committed():
+        content, where = self._read_content(), job.file.output.path
+        reached, left = self._open_record(content), self._describe(content)
+        if left is not None and self.publication.find(left.release) is not None:
             if left.job != job.digest:
                 what = "a run of another job has published here and is not finished"
                 raise OutputError(what, where, "run that job again first")
@@ -272,19 +287,40 @@ class RunState:
     def read_unfinished(self) -> Unfinished | None:
         """Return what the record of the unfinished run tells, for which no key is needed.
 
-        None if there is no run; an `OutputError` if the record is of another version.
+        None if there is no run; an `OutputError` if the record is of another version, a `SpecError` if
+        the output was moved away.
         """
-        content = self.records.read()
+        return self._describe(self._read_content())
+
+    def _describe(self, content: Content | None) -> Unfinished | None:
         if content is None:
             return None
         try:
             check_run_id(str(content["run_id"]))
             if content["stage"] not in get_args(Stage):
                 raise ValueError
-            target = Target.model_validate(content["target"])
+            target = read_target(content["target"])
             return Unfinished(**{name: content[name] for name in _PUBLIC}, target=target)
         except (KeyError, ValueError):
             raise unreadable(self.folder) from None
+
+    def _read_content(self) -> Content | None:
+        content = self.records.read()
+        if content is not None and "moved_to" in content:
+            raise refuse_moved(self.output, Moved(content["moved_to"], content["whole"]))
+        return content
+
+    def find_move(self) -> Moved | None:
+        """Return where the output was moved to, or is being moved; None if it was not."""
+        with suppress(OutputError):
+            content = self.records.read() or {}
+            if "moved_to" in content:
+                return Moved(content["moved_to"], content["whole"])
+        return None
+
+    def write_move(self, moved: Moved) -> None:
+        """Record where the output is moved to, so that no run begins in its old place; the caller holds the lock."""
+        self.records.write({"format": STATE_FORMAT, **moved._asdict()})
 
     def peek(self) -> Unfinished | None:
         """Return the same; None also if the record cannot be read."""
@@ -525,10 +561,19 @@ def _describe_lost_key(place: str, verb: str) -> tuple[str, str]:
     return f"the key of this output's unfinished run is {say_place(place)}", f"{way}, {lost}"
 
 
+def refuse_moved(output: Folder, moved: Moved) -> SpecError:
+    """Return the error of who names the place that an output was moved away from."""
+    if not moved.whole:
+        what, hint = f"this output is being moved to {moved.moved_to}", "`dpdask move` goes on"
+        return SpecError(what, output.url, hint)
+    hint = "set output.path to that place, or `dpdask abort` this one to release into it anew"
+    return SpecError(f"this output was moved to {moved.moved_to}", output.url, hint)
+
+
 def open_job_run(job: Job) -> RunState:
     """Return the state of a job's output."""
     series = job.digest if job.file.growing else None
-    return RunState(Folder(job.output_url), job.ledger_url, job.file.output.target, series)
+    return RunState(Folder(job.output_url), job.ledger_url, job.target, series)
 
 
 def open_output_run(output: Folder, ledger_url: str | None = None) -> RunState:

@@ -99,13 +99,12 @@ def project_each(values: Floats, totals: Floats) -> Floats:
         axis=-1, keepdims=True
     )
     t = np.take_along_axis(excess, np.maximum(support - 1, 0), axis=-1) / np.maximum(support, 1)
-    result: Floats = np.maximum(values - t, 0.0)
-    return result
+    return np.maximum(values - t, 0.0)
 
 
 TOTAL_BITS = 63
 UNSEEN = 2.0**-44  # below this probability a level's weights could not be resolved in whole numbers
-_EXACT = Context(prec=60)
+EXACT = Context(prec=60)
 _LOG_ERROR = 1e-12  # more than two logarithms of doubles can be wrong by
 
 
@@ -232,7 +231,7 @@ def exact_epsilon(weights: Words) -> Decimal:
         return Decimal(0)
     low, high = max(pairs, key=lambda pair: Fraction(pair[1], pair[0]))
     # operators round in the context of the moment, which is the caller's otherwise
-    with localcontext(_EXACT):
+    with localcontext(EXACT):
         return (Decimal(high).ln() - Decimal(low).ln() + Decimal("1e-50")).quantize(
             Decimal("1e-50"), rounding=ROUND_CEILING
         )

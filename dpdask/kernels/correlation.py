@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dpdask.arrays import Floats, Int32s, Ints, Singles, Words
+from dpdask.arrays import Floats, Int32s, Ints, Singles, Words, freeze_class
 from dpdask.kernels.jit import jit
 
 BLOCK_ROWS = 128
@@ -80,7 +79,10 @@ def thin(factor: Floats) -> Floats:
     wanted = factor @ factor.T
     for cut in _MOST_CUT * 0.5 ** (np.arange(_CUTS) / 2.0):
         thinned = np.where(np.repeat(norms > cut, _PANEL, axis=0)[:n], factor, 0.0)
-        thinned /= np.sqrt((thinned**2).sum(axis=1, keepdims=True))
+        lengths = np.sqrt((thinned**2).sum(axis=1, keepdims=True))
+        if not lengths.all():
+            continue
+        thinned /= lengths
         if np.sqrt(((thinned @ thinned.T - wanted) ** 2).mean()) <= _CHANGE:
             return thinned
     return factor
@@ -279,7 +281,7 @@ _ALMOST = 0.999  # the share of the floor at which nothing is to be done, so tha
 _RIDGE = 1e-8  # keeps the generalised Hessian invertible where a variable has left every kept eigenvector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NearestCorrelation:
     """The correlation matrix nearest to a given matrix."""
 
@@ -296,7 +298,7 @@ class NearestCorrelation:
     n_iterations: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class _Spectrum:
     """The dual function at a point y, from the eigendecomposition of A + diag(y): one evaluation."""
 
@@ -307,7 +309,11 @@ class _Spectrum:
 
 
 def nearest_correlation(
-    matrix: Floats, *, floor: float = 1e-6, tolerance: float = 1e-7
+    matrix: Floats,
+    *,
+    floor: float = 1e-6,
+    tolerance: float = 1e-7,
+    diagonal: Floats | None = None,
 ) -> NearestCorrelation:
     """Return the correlation matrix with eigenvalues of at least `floor` that is nearest in the Frobenius norm.
 
@@ -318,6 +324,9 @@ def nearest_correlation(
         correlation matrix cannot follow it.
     floor
         In [0, 1). Above 0, a Cholesky factor of the result exists.
+    diagonal
+        float64 array of shape (n,), each entry above `floor` and at most 1: the diagonal of a
+        covariance matrix that is wanted instead. All 1 if None.
 
     Notes
     -----
@@ -342,20 +351,21 @@ def nearest_correlation(
     correlation matrix (2010).
     """
     given = np.asarray((matrix + matrix.T) / 2, dtype=np.float64)
-    np.fill_diagonal(given, 1.0)
+    wanted = np.ones(len(given)) if diagonal is None else diagonal
+    np.fill_diagonal(given, wanted)
     with suppress(np.linalg.LinAlgError):  # a Cholesky factor costs a twentieth of the eigenvalues
         np.linalg.cholesky(given - _ALMOST * floor * np.eye(len(given)))
         return NearestCorrelation(matrix=given, distance=0.0, residual=0.0, n_iterations=0)
     shifted = given - floor * np.eye(len(given))
-    point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance)
+    point, n_iterations, residual = _minimise(shifted, wanted - floor, tolerance)
     kept = point.values > 0
     scaled = point.vectors[:, kept] * np.sqrt(point.values[kept])
     found = scaled @ scaled.T + floor * np.eye(len(given))
-    # a diagonal of exactly 1, symmetric to the last bit, entries within [-1, 1]
-    scale = 1.0 / np.sqrt(np.diagonal(found))
+    # the wanted diagonal exactly, symmetric to the last bit, entries within [-1, 1]
+    scale = np.sqrt(wanted) / np.sqrt(np.diagonal(found))
     found = found * scale[:, None] * scale
     found = np.clip((found + found.T) / 2, -1.0, 1.0)
-    np.fill_diagonal(found, 1.0)
+    np.fill_diagonal(found, wanted)
     return NearestCorrelation(
         matrix=found,
         distance=float(np.linalg.norm(found - given)),
@@ -364,7 +374,7 @@ def nearest_correlation(
     )
 
 
-def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectrum, int, float]:
+def _minimise(shifted: Floats, target: Floats, tolerance: float) -> tuple[_Spectrum, int, float]:
     """Return the minimum of the dual, the number of Newton steps that led there, and the largest gradient left."""
     y = np.zeros(len(shifted))
     point = _evaluate(shifted, y, target)
@@ -384,14 +394,14 @@ def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectr
     return point, _NEWTON_STEPS, residual
 
 
-def _evaluate(shifted: Floats, y: Floats, target: float) -> _Spectrum:
+def _evaluate(shifted: Floats, y: Floats, target: Floats) -> _Spectrum:
     moved = shifted.copy()
     moved[np.diag_indices_from(moved)] += y
     # not scipy's: its BLAS brings threads of its own, which fight numpy's
     values, vectors = np.linalg.eigh(moved)
     positive = np.maximum(values, 0.0)
     diagonal = np.square(vectors) @ positive
-    dual = 0.5 * float(positive @ positive) - target * float(y.sum())
+    dual = 0.5 * float(positive @ positive) - float(target @ y)
     return _Spectrum(values=values, vectors=vectors, dual=dual, gradient=diagonal - target)
 
 

@@ -532,8 +532,7 @@ def calibrate(utilities: Singles, probabilities: Floats, start: Singles) -> Sing
                     step[level] *= 0.7
                 before[level] = change
                 offsets[0, level] += np.float32(step[level] * min(max(change, -1.0), 1.0))
-    found: Singles = offsets[0]
-    return found
+    return offsets[0]
 
 
 def calibrate_groups(

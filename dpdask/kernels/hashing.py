@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import uint64
 
-from dpdask.arrays import Bytes, Flags, Ints, Uint32s, Words
+from dpdask.arrays import Bytes, Flags, Int32s, Ints, Uint32s, Words
 from dpdask.kernels.jit import jit
 
 
@@ -315,26 +315,47 @@ def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
 
 
 @jit
-def first_keys(packed: Words, n_first: int) -> Words:
-    """Return the first `n_first` distinct words of each group, whose number is in the highest 24 bits.
+def first_keys(packed: Words, n_first: int, shift: uint64) -> Words:
+    """Return the first `n_first` distinct words of each group, whose number is in the bits from `shift` on.
 
     Parameters
     ----------
     packed
         uint64 array, increasing.
     """
-    out, half = np.empty(len(packed), dtype=np.uint64), uint64(40)
+    out = np.empty(len(packed), dtype=np.uint64)
     n_kept = n_own = 0
     for row in range(len(packed)):
         if row > 0 and packed[row] == packed[row - 1]:
             continue
-        if row == 0 or packed[row] >> half != packed[row - 1] >> half:
+        if row == 0 or packed[row] >> shift != packed[row - 1] >> shift:
             n_own = 0
         if n_own < n_first:
             out[n_kept] = packed[row]
             n_kept += 1
         n_own += 1
     return out[:n_kept].copy()
+
+
+@jit
+def add_weights(codes: Int32s, sizes: Ints, weights: Ints, n_keys: int) -> Ints:
+    """Return the sum of the weights of each key's units.
+
+    Parameters
+    ----------
+    codes
+        int32 array: the keys of all units, unit by unit.
+    sizes
+        int64 array: how many of these each unit has, at least 1.
+    weights
+        int64 array: what a unit adds to each of its keys, by how many it has.
+    """
+    out, row = np.zeros(n_keys, dtype=np.int64), 0
+    for size in sizes:
+        for _ in range(size):
+            out[codes[row]] += weights[size]
+            row += 1
+    return out
 
 
 @jit

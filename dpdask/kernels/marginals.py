@@ -61,10 +61,9 @@ def pair_layout(sizes: Sequence[int] | Ints) -> PairLayout:
 def table_start(layout: PairLayout, a: int, b: int) -> int:
     """Return where the table of pair (a, b), a < b, starts."""
     cumulative = layout.cumulative
-    start: int = layout.groups[a] + (cumulative[a + 1] - cumulative[a]) * (
+    return layout.groups[a] + (cumulative[a + 1] - cumulative[a]) * (
         cumulative[b] - cumulative[a + 1]
     )
-    return start
 
 
 def count_pairs(codes: Codes, sizes: Ints, out: Ints | None = None) -> Ints:
@@ -435,8 +434,7 @@ def tell_dependence(
     departure -= departure.mean(axis=1, keepdims=True)
     departure -= departure.mean(axis=2, keepdims=True)
     largest = np.linalg.svd(departure, compute_uv=False)[:, 0]
-    told: Flags = largest > sigma * (np.sqrt(m - 1.0) + np.sqrt(n - 1.0))
-    return told
+    return largest > sigma * (np.sqrt(m - 1.0) + np.sqrt(n - 1.0))
 
 
 def shrink_values(departures: Floats, sigma: float) -> tuple[Floats, Floats]:
@@ -559,3 +557,108 @@ def mutual_information(tables: Floats) -> Floats:
     )
     information: Floats = (share * np.log(ratio)).sum(axis=(1, 2))
     return np.maximum(information, 0.0)
+
+
+class PersonPlan(NamedTuple):
+    """Where the tables of persons and their rows begin, and what a person of k rows adds to a cell."""
+
+    parents: Ints  # of shape (n_parents,): how many levels each column has
+    children: Ints
+    bands: Ints  # of shape (max_rows + 1,): the band of each number of rows
+    rows: Ints  # of that shape: the weight of each row
+    pairs: Ints  # of that shape: the weight of each ordered pair of rows
+
+
+@jit
+def _add_of_parents(own: Ints, sizes: Ints, out: Ints) -> None:
+    """Count one person in the table of each two columns, one after the other, or in that of the only column."""
+    start, n = 0, len(sizes)
+    if n == 1:
+        out[own[0]] += 1
+    for a in range(n):
+        for b in range(a + 1, n):
+            out[start + own[a] * sizes[b] + own[b]] += 1
+            start += sizes[a] * sizes[b]
+
+
+@jit
+def _add_of_rows(codes: Codes, first: int, last: int, sizes: Ints, weight: int, out: Ints) -> None:
+    """Count the rows of one person in the table of each two columns, or in that of the only column."""
+    start, n = 0, len(sizes)
+    if n == 1:
+        for row in range(first, last):
+            out[codes[0, row]] += weight
+    for c in range(n):
+        for d in range(c + 1, n):
+            for row in range(first, last):
+                out[start + np.int64(codes[c, row]) * sizes[d] + codes[d, row]] += weight
+            start += sizes[c] * sizes[d]
+
+
+@jit
+def _add_of_pairs(codes: Codes, first: int, last: int, sizes: Ints, weight: int, out: Ints) -> None:
+    """Count the ordered pairs of two rows of one person in the table of each two columns, or of a column and itself."""
+    start, n = 0, len(sizes)
+    for c in range(n):
+        for d in range(c, n):
+            size = sizes[d]
+            for one in range(first, last):
+                place = start + np.int64(codes[c, one]) * size
+                for other in range(first, last):
+                    if other != one:
+                        out[place + codes[d, other]] += weight
+            start += sizes[c] * size
+
+
+@jit
+def count_persons(
+    parents: Codes,
+    children: Codes,
+    starts: Ints,
+    plan: PersonPlan,
+    pp: Ints,
+    cc: Ints,
+    pc: Ints,
+    ww: Ints,
+    flags: Ints,
+    n_rows: Ints,
+) -> None:
+    """Add persons to the tables of their columns, flat and one after the other; see `stats.people.PersonCounts`.
+
+    Parameters
+    ----------
+    parents, children
+        Codes of shape (n_parents, n_persons) and (n_children, n_rows): the last parent column is
+        not read, since it is the band of the number of rows.
+    starts
+        int64 array of shape (n_persons + 1,): where the rows of each person begin.
+    """
+    own = np.empty(len(plan.parents), dtype=np.int64)
+    n_bands, n_children = plan.parents[-1], len(plan.children)
+    for person in range(len(starts) - 1):
+        first, last = starts[person], starts[person + 1]
+        k = last - first
+        for a in range(len(parents)):
+            own[a] = parents[a, person]
+        own[len(own) - 1] = plan.bands[k]
+        n_rows[k] += 1
+        _add_of_parents(own, plan.parents, pp)
+        if k == 0:
+            continue
+        _add_of_rows(children, first, last, plan.children, plan.rows[k], cc)
+        start = 0
+        for a in range(len(own)):
+            for c in range(n_children):
+                place = start + own[a] * plan.children[c]
+                for row in range(first, last):
+                    pc[place + children[c, row]] += plan.rows[k]
+                start += plan.parents[a] * plan.children[c]
+        if k < 2:
+            continue
+        _add_of_pairs(children, first, last, plan.children, plan.pairs[k], ww)
+        for c in range(n_children):
+            row = first + 1
+            while row < last and children[c, row] == children[c, first]:
+                row += 1
+            if row == last:
+                flags[c * n_bands + plan.bands[k]] += 1

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import ArrayLike
 
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.kernels.jit import jit
 
 AT_BOUND = (
@@ -290,7 +289,7 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     return Truncated(*(part.reshape(shape) for part in first))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Form:
     """A standard symmetric distribution.
 

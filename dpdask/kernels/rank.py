@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import fields
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import uint64
 
-from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words, freeze_class
 from dpdask.kernels.channel import TOTAL_BITS, integer_weights
 from dpdask.kernels.jit import jit
 
@@ -314,7 +314,7 @@ _EXACT = Context(prec=50)
 Tables = tuple[Words, Shorts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class RankNoise:
     """Discrete Laplace noise on the ranks 0..n_cells-1, as whole-number tables."""
 
@@ -331,7 +331,8 @@ class RankNoise:
     @property
     def scalars(self) -> dict[str, float]:
         """All attributes but the weights, by name."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "weights"}
+        names = (each.name for each in fields(self) if each.name != "weights")
+        return {name: getattr(self, name) for name in names}
 
 
 def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:

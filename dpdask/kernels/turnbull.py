@@ -7,14 +7,13 @@ or, where left > right, the ring of the cells 0 ... right and left ... last.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg, sparse
-from threadpoolctl import threadpool_limits
 
-from dpdask.arrays import Flags, Floats, Ints
+from dpdask.arrays import Flags, Floats, Ints, freeze_class
+from dpdask.kernels import one_thread
 from dpdask.kernels.jit import jit
 
 MAX_ATOMS = 6000
@@ -29,7 +28,7 @@ _TO_BOUNDARY = 0.995
 _BACKTRACKS = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Solution:
     """The estimate's support and masses."""
 
@@ -125,7 +124,7 @@ def npmle(
     else:
         # threads of a BLAS library on busy cores wait for each other in turns: one is faster, and
         # sums in one order
-        with threadpool_limits(1, user_api="blas"):
+        with one_thread():
             masses, n_iterations = _interior(ranges, n_atoms, _BEYOND * tolerance)
         masses = _empty(ranges, masses, tolerance)
     gradient, likelihood = _gradient(ranges, masses)
@@ -168,7 +167,7 @@ def deviation(
     inside = (ranges.start[:, None] <= place) & (place < ranges.stop[:, None])
     scores = (inside ^ ranges.ring[:, None]).astype(np.float64)
     scores /= (scores @ masses)[:, None]
-    with threadpool_limits(1, user_api="blas"):
+    with one_thread():
         information = np.ones((size + 1, size + 1))
         information[:size, :size] = (scores * ranges.share[:, None]).T @ scores
         information[size, size] = 0.0
@@ -336,8 +335,7 @@ def _solve_step(matrix: Floats, right: Floats) -> Floats:
         np.fill_diagonal(matrix, diagonal * (1.0 + lift) + lift)
         with suppress(np.linalg.LinAlgError):
             factor = linalg.cho_factor(matrix, check_finite=False)
-            solution: Floats = linalg.cho_solve(factor, right, check_finite=False)
-            return solution
+            return linalg.cho_solve(factor, right, check_finite=False)
     return right / np.maximum(diagonal, 1e-300)
 
 

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module, metadata
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
@@ -20,12 +20,14 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpdask.archive import Json, Named
+from dpdask.arrays import freeze_class
 from dpdask.cells import Cells, CutColumns
 from dpdask.codec import UNITS, Codec, ValueCodec, is_span, tell_unit
 from dpdask.computed import View
 from dpdask.documents import Document
 from dpdask.errors import InputError, SpecError, list_names
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
+from dpdask.privacy.budget import Part, Promise
 from dpdask.privacy.events import Adjacency, write_digits
 from dpdask.privacy.ledger_entries import Coverage
 from dpdask.schema import Column, Schema
@@ -69,11 +71,22 @@ class CoveredContent(CardPart):
 Covered = CoveredRows | CoveredContent
 
 
+class PromisePart(CardPart):
+    """A part of the promise in whole sentences."""
+
+    part: Part
+    """Whom or what it is about."""
+    text: str
+    """Its sentences."""
+
+
 class Guarantee(CardPart):
     """The promise."""
 
     text: str
     """The promise in words, including who is not covered."""
+    parts: list[PromisePart] | None = None
+    """The same words in parts; null on cards of earlier versions."""
     epsilon: float | None
     """The promised ε; null where no ε is promised."""
     delta: int | float | None
@@ -83,9 +96,7 @@ class Guarantee(CardPart):
     null where no ε is promised.
     """
     unit: Literal["row", "value"] | UnitColumn
-    """What is protected: a row, all rows that share a column's value, or a value where no ε is
-    promised.
-    """
+    """What is protected: a row, all rows that share a column's value, or, without an ε, a value."""
     protected: Covered
     """Who or what is covered."""
     unprotected: Covered
@@ -398,9 +409,9 @@ class Card(CardPart):
         text = f"Each batch is a separate release with its own noise: {'; '.join(costs)}."
         changes: Json = {"batches": BatchNames(names=list(names), text=text)}
         if len(names) > 1:
-            changes["guarantee"] = self.guarantee.model_copy(
-                update={"text": f"{self.guarantee.text} {text}"}
-            )
+            parts, more = self.guarantee.parts, PromisePart(part="promise", text=text)
+            told = {"text": f"{self.guarantee.text} {text}", "parts": parts and [*parts, more]}
+            changes["guarantee"] = self.guarantee.model_copy(update=told)
         return self.model_copy(update=changes)
 
     def with_dataset(self, coverage: Coverage) -> Self:
@@ -423,7 +434,7 @@ class Card(CardPart):
         return self.model_copy(update={"dataset": dataset})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Section:
     """What a mechanism says about one release: the contents of the card that are its own."""
 
@@ -448,7 +459,7 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
     budget = section.budget
     promise = {} if budget is None else budget.model_dump(mode="json")
     guarantee = {
-        "text": (section.seeded if insecure else "") + section.text,
+        "text": (section.seeded if insecure else "") + str(section.text),
         "epsilon": promise.get("epsilon"),
         "delta": promise.get("delta"),
         "adjacency": promise.get("adjacency"),
@@ -458,6 +469,8 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
         "cautions": [] if budget is None else list_cautions(budget, section.public_rows),
         **section.guarantee,
     }
+    if isinstance(section.text, Promise):
+        guarantee["parts"] = section.text.list_parts(section.seeded if insecure else "")
     content: Json = {
         "format": CARD_FORMAT,
         "name": name,
@@ -592,7 +605,7 @@ def versions(kind: str) -> dict[str, str | int]:
     return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions(), **found}
 
 
-Shape = Literal["rows", "records", "cells", "tables", "ranges", "other"]
+Shape = Literal["rows", "records", "persons", "cells", "tables", "ranges", "other"]
 Margin = Callable[[float], float | None]
 
 MARGIN_95 = 1.96  # standard deviations
@@ -609,7 +622,7 @@ _COUNTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Guidance:
     """What readers of a mechanism's releases are told. No field has a default, so that none is left out in silence."""
 
@@ -731,12 +744,8 @@ def ask_columns(
 ) -> list[str]:
     """Return a question about a column of numbers, rather than of dates, and one about a column of levels."""
     units = {name: part.details.get("numbers") for name, part in card.columns.items()}
-    asked = [
-        json.dumps(name, ensure_ascii=False)
-        for name in sorted(
-            list_numeric(card), key=lambda name: units[name] not in (None, OWN_NUMBERS)
-        )[:1]
-    ]
+    numeric = sorted(list_numeric(card), key=lambda name: units[name] not in (None, OWN_NUMBERS))
+    asked = [json.dumps(name, ensure_ascii=False) for name in numeric[:1]]
     of_levels = [name for name, part in _list_released(card) if "levels" in part.details][:1]
     return [
         *(f"quantile({name}, 0.5){remark}" for name in asked if numbers),
@@ -769,11 +778,11 @@ def list_cliques(cliques: list[list[str]]) -> str:
 def warn_of_means(card: Card) -> list[str]:
     """Return a sentence on means of columns whose counts had noise; none if no column has bounds."""
     names = list_numeric(card)
-    why = "the noise of the counts hides the few rows of a tail, so the mean of a heavy tail cannot be estimated"
+    why = "the noise of the counts hides the few rows of a tail"
     if not names:
         return []
     return [
-        f"Means, if bounds are far beyond most values ({list_names(names, 8)}): {why}. Use quantiles, or means of clipped values."
+        f"Means and outer quantiles, if bounds are far beyond most values ({list_names(names, 8)}): {why}. Take means of clipped values, and quantiles of dpdask.open, with their intervals."
     ]
 
 

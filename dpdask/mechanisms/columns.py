@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archived, Contents, Json, Named
-from dpdask.arrays import Uint32s
+from dpdask.archive import Archived, Contents, Json, Named, check_array, require
+from dpdask.arrays import Uint32s, freeze_class
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins, cells
 from dpdask.codec import Codec
 from dpdask.computed import View
@@ -73,31 +72,20 @@ def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBin
     """Return the bins that `_to_header` wrote."""
     if isinstance(written, list) or (type(written) is int and 1 <= written <= MAX_LEVELS):
         return written
-    if not isinstance(written, dict) or codec.has_levels:
-        raise ValueError("the bins are neither a number of cells, their first values, nor found")
+    is_found = isinstance(written, dict) and not codec.has_levels
+    require(is_found, "the bins are neither a number of cells, their first values, nor found")
     grid, cuts = make_grid(codec), np.array(written["cuts"])
     n_fine = len(grid.edges) - 1
     data = zlib.decompressobj().decompress(base64.b64decode(written["masses"]), 4 * n_fine + 1)
     masses = np.frombuffer(data, dtype="<f4").astype(np.float64)
-    if (
-        cuts.dtype != np.int64
-        or cuts.ndim != 1
-        or not (np.diff(cuts) > 0).all()
-        or len(cuts) < 2
-        or cuts[0] != 0
-        or cuts[-1] != n_fine
-    ):
-        raise ValueError("the cuts are not among the edges of the fine cells")
-    if masses.shape != (n_fine,) or not np.isfinite(masses).all() or (masses < 0).any():
-        raise ValueError("the fine cells have other counts")
+    check_array(cuts, np.int64, (len(cuts),), 0, n_fine)
+    is_whole = len(cuts) > 1 and (np.diff(cuts) > 0).all() and [*cuts[[0, -1]]] == [0, n_fine]
+    require(is_whole, "the cuts are not among the edges of the fine cells")
+    check_array(masses, np.float64, (n_fine,), 0.0, np.finfo(np.float64).max)
     numbers = np.array(written.get("numbers", []), dtype=np.float64)  # older files have none
     inside = (numbers > grid.edges[0]) & (numbers <= grid.edges[-1])
-    if (
-        numbers.ndim != 1
-        or not inside.all()
-        or (np.diff(np.searchsorted(grid.edges, numbers)) <= 0).any()
-    ):
-        raise ValueError("the frequent numbers are not one each in different fine cells")
+    apart = np.diff(np.searchsorted(grid.edges, numbers)) > 0
+    require(numbers.ndim == 1 and inside.all() and apart.all(), "numbers in one fine cell, or none")
     return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses, numbers=numbers)
 
 
@@ -133,18 +121,17 @@ def columns_from_header(header: Named, domain: Domain) -> tuple[Schema, pa.Schem
         header["bins"],
     )
     schema = Schema.from_dict(header["schema"])
-    if sorted(types.names) != sorted(schema.columns):
-        raise ValueError("the types are those of other columns")
+    require(sorted(types.names) == sorted(schema.columns), "the types are those of other columns")
     codecs = View.of(schema, types).codecs
-    if codecs.keys() != set(domain.names) or not written.keys() <= codecs.keys():
-        raise ValueError("the columns are not those of the counts")
+    is_counted = codecs.keys() == set(domain.names) and written.keys() <= codecs.keys()
+    require(is_counted, "the columns are not those of the counts")
     bins = {name: _from_header(each, codecs[name]) for name, each in written.items()}
-    if domain_of(cut_released(domain.names, schema, types, bins)) != domain:
-        raise ValueError("the cells are not those of the counts")
+    cut = domain_of(cut_released(domain.names, schema, types, bins))
+    require(cut == domain, "the cells are not those of the counts")
     return schema, types, bins
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class ReleasedCounts(Archived):
     """Noisy counts with the columns that their codes stand for: no row, no exact count, no key."""
 
@@ -160,21 +147,28 @@ class ReleasedCounts(Archived):
         """The columns as they were counted, and how those of the table are made of them."""
         return View.of(self.schema, self.columns)
 
+    @property
+    def few_valued(self) -> list[str]:
+        """Which columns have few distinct values: those with levels."""
+        return [name for name in self.schema.privatised if self.schema.columns[name].has_levels]
+
     def cells(self) -> CutColumns:
         """Return the public cells of each column, in the order of the domain."""
         return cut_released(self.noisy.domain.names, self.schema, self.columns, self.bins)
 
-    def condition(self, where: str) -> Any:
-        """Return which records a text asks for; refused unless they are drawn from a model."""
-        del where
+    def condition(self, asked: Any) -> Any:
+        """Return which records a text or a frame asks for; refused unless they are drawn from a model."""
         what = "records of this release are drawn without conditions"
-        raise SpecError(what, "`where`", "leave it out, or take the mechanism copula")
+        raise SpecError(
+            what,
+            "`where`" if isinstance(asked, str) else "`like`",
+            "leave it out, or take the mechanism copula",
+        )
 
     @property
     def event(self) -> Composed:
         """What was drawn."""
-        event: Composed = self.noisy.event
-        return event
+        return self.noisy.event
 
     def _contents(self) -> Contents:
         noisy = np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8)

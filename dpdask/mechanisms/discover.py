@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from dpdask.arrays import freeze_class
+from dpdask.domains import MAX_LEVELS
 from dpdask.errors import SpecError, list_names, say_count
 from dpdask.mechanisms.card import Card, Guidance, Section, no_margin, noisy_counts_section
-from dpdask.mechanisms.levels import TYPES, FoundLevels, LevelSearch, check_delta, plan_selection
+from dpdask.mechanisms.levels import (
+    FoundLevels,
+    LevelSearch,
+    check_delta,
+    find_types,
+    plan_selection,
+    tell_threshold,
+)
 from dpdask.mechanisms.marginals.noise import account_for
 from dpdask.mechanisms.mechanism import (
     Columns,
@@ -19,8 +29,8 @@ from dpdask.mechanisms.mechanism import (
     Spec,
 )
 from dpdask.privacy.events import Composed, KeySelection
-from dpdask.privacy.noise import find_threshold
-from dpdask.schema import MAX_LEVELS, Column, Schema
+from dpdask.privacy.noise import weigh_keys
+from dpdask.schema import Column, Schema
 from dpdask.stats.keys import ColumnKeys, KeyStatistic
 from dpdask.streams import Noise, RunKey
 
@@ -28,7 +38,7 @@ _FEW_LEVELS = 20  # that there can be: fewer are worth a warning
 
 
 class DiscoverSpec(Spec):
-    """The values of the columns with `levels: discover` that enough units have, and the noisy number of these units."""
+    """The values of the columns with `levels: discover` that enough units have, and the noisy number of these units, or what they weigh."""
 
     kind: Literal["discover"] = "discover"
 
@@ -44,7 +54,7 @@ class DiscoverSpec(Spec):
         return schema.model_copy(update={"columns": columns, "rules": ()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DiscoverMechanism(NoisyCounts):
     """The search for levels of a schema under a budget.
 
@@ -103,13 +113,11 @@ class DiscoverMechanism(NoisyCounts):
         return self.levels.read_drawn(data, columns)
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written: the column, its level, and the noisy number of units."""
-        del released
-        return TYPES
+        """Return the columns that are written."""
+        return find_types(self.selection)
 
     def fit(self, counts: FoundLevels, columns: Columns, key: RunKey) -> FoundLevels:
         """Return the levels as they were drawn."""
-        del columns, key
         return counts
 
     def n_records(self, release: FoundLevels) -> int:
@@ -122,7 +130,7 @@ class DiscoverMechanism(NoisyCounts):
         return DiscoverDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class DiscoverDescription(NoisyCountsDescription):
     """What is said of levels that were found."""
 
@@ -133,12 +141,11 @@ class DiscoverDescription(NoisyCountsDescription):
         """What was done, in a few words."""
         return f"levels of {list_names(self.mechanism.schema.privatised, 5)} that enough units have"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does, in words."""
-        del uncounted
         unit = self.mechanism.budget.unit_column
-        whose = "the rows of" if unit is None else f"each {unit.column} of"
-        bound = "" if unit is None else f", at most {unit.max_rows} values of each {unit.column}"
+        whose = "the rows of" if unit is None else f"each {unit.label} of"
+        bound = "" if unit is None else f", at most {unit.max_rows} values of each {unit.label}"
         return (
             f"tabulate: read {say_count(len(columns.codecs), 'column')} once; count {whose} each value{bound}, merged in a tree",
             "fit: add noise to each number on the driver, and list the values whose noisy number reaches the threshold",
@@ -147,13 +154,12 @@ class DiscoverDescription(NoisyCountsDescription):
 
     def expectations(self, columns: Columns) -> Sentences:
         """Return how many units a level needs."""
-        del columns
         return self.mechanism.levels.expectations
 
     def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a search: δ, and levels that need a large part of the rows."""
         found = NoisyCountsDescription.cautions(self, columns, n_rows)
-        least = find_threshold(self.mechanism.selection)
+        least = math.ceil(tell_threshold(self.mechanism.selection))
         if not n_rows or n_rows >= _FEW_LEVELS * least:
             return found
         few = f"A level needs about {least:,} of the {n_rows:,} rows, so hardly more than {n_rows // least} levels of a column can be found: use a larger ε or δ, or add-remove."
@@ -161,7 +167,6 @@ class DiscoverDescription(NoisyCountsDescription):
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""
-        del n_rows
         return None
 
     def quality(self, release: FoundLevels) -> str:
@@ -183,15 +188,25 @@ class DiscoverDescription(NoisyCountsDescription):
         """
         budget, events = self.mechanism.budget, release.events
         named = {name: event.noise for name, event in events.items()}
+        accounting = account_for(self.mechanism.event, named, budget, "lists of levels")
+        numbers, unit, selection = "of rows", budget.unit_column, self.mechanism.selection
+        if unit is not None:
+            numbers = f"of {unit.column}s"
+        if unit is not None and selection.weight is not None:
+            largest = weigh_keys(selection, 1)[1] / selection.weight
+            numbers += f", where one with {unit.max_rows} values counts 1 for each, and one with fewer values counts more, up to {largest:.4g} for a single value"
+            for name, each in accounting["noise"].items():
+                accounting["noise"][name] = {k: v / selection.weight for k, v in each.items()}
         section = noisy_counts_section(
             budget=budget,
             mechanism={
                 "kind": "discover",
                 "levels": {name: len(found) for name, found in release.levels.items()},
+                "numbers": numbers,
             },
             schema=release.schema,
             cells={},
-            accounting=account_for(self.mechanism.event, named, budget, "lists of levels"),
+            accounting=accounting,
             n_rows=None if self.mechanism.n_rows_private else n_rows,
         )
         parts = {
@@ -201,7 +216,7 @@ class DiscoverDescription(NoisyCountsDescription):
                 "outside": release.schema.columns[name].outside_in_words,
                 "nulls": release.schema.columns[name].nulls,
                 "found": release.levels[name][:MAX_LEVELS],
-                "threshold": find_threshold(event),
+                "threshold": tell_threshold(event),
                 "delta": event.delta,
             }
             for name, event in events.items()
@@ -213,7 +228,7 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
     del card
     return [
         "The domain of a column in the schema of later jobs, which pay nothing for it.",
-        "The numbers of units, each with its margin of error.",
+        "The noisy numbers, each with its margin of error: the card's `mechanism.numbers` says of what.",
     ], [
         "Values that few units have, which are not in the list; that a value is missing does not tell that nobody has it.",
         "Numbers just above the threshold, which are too high on average: a level is listed because its noise was high.",
@@ -221,7 +236,7 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
 
 
 GUIDANCE = Guidance(
-    title="Levels that were found, with noisy numbers of units",
+    title="Levels that were found, with noisy numbers",
     shape=lambda _: "other",
     uses=_uses,
     questions=lambda _: [],

@@ -7,23 +7,32 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Json, Named
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.cells import DEFAULT_BINS, CutColumns, cells
-from dpdask.channels import calibrate, compute_squared, compute_zero_one, laplace, optimal
+from dpdask.channels import (
+    calibrate,
+    compute_squared,
+    compute_zero_one,
+    has_window,
+    laplace,
+    optimal,
+)
 from dpdask.codec import Codec, Codecs, is_span
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.kernels.channel import alias_tables
+from dpdask.kernels.window import find_design, keep_at_most
 from dpdask.mechanisms.card import say_date, tell_numbers
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Sentences
-from dpdask.privacy.budget import MAX_EPSILON, UnitColumn, write_above
+from dpdask.privacy.budget import MAX_EPSILON, UnitColumn, wrap_promise, write_above
 from dpdask.privacy.events import (
+    FINE,
     CentralEvent,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -32,6 +41,7 @@ from dpdask.privacy.events import (
     shorten,
     write_digits,
 )
+from dpdask.privacy.ledger_entries import say_further
 from dpdask.privacy.noise import deviation, excess_95, margin_95, perturb
 from dpdask.references.counts import label_table
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
@@ -56,6 +66,7 @@ _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by
 
 _N_RANKS = 48  # as the optimal channel cuts ranks
 _MOST_LEVELS = 48  # beyond, the program takes longer than a plan should
+_RARE = (0.05, 0.01, 0.001)  # shares of rows: of the frequency of very many levels nothing is known
 _N_DRAWN = 2**13
 
 
@@ -80,6 +91,9 @@ def estimate_kept(codec: Codec, epsilon: float, channel: str) -> float | None:
 @functools.lru_cache(maxsize=256)
 def _of_levels(n_levels: int, epsilon: float, channel: str, ordered: bool) -> float:
     even = np.full(n_levels, 1.0 / n_levels)
+    if _may_be_window(n_levels, channel, ordered):
+        kept = find_design(even, epsilon).kept
+        return (kept - 1.0 / n_levels) / (1.0 - 1.0 / n_levels)
     if channel.startswith("optimal") and n_levels <= _MOST_LEVELS:
         cost = (
             compute_squared(np.arange(n_levels, dtype=np.float64))
@@ -95,6 +109,12 @@ def _of_levels(n_levels: int, epsilon: float, channel: str, ordered: bool) -> fl
         return float((np.trace(matrix) / n_levels - 1.0 / n_levels) / (1.0 - 1.0 / n_levels))
     place = np.arange(n_levels) - (n_levels - 1) / 2.0
     return float(place @ matrix @ place / (place @ place))
+
+
+def _may_be_window(n_levels: int, channel: str, ordered: bool) -> bool:
+    """Return whether a column has the channel of very many levels, as far as the schema tells."""
+    cost = "value" if ordered else "zero-one"
+    return channel == "optimal" and has_window(n_levels, n_levels, cost)
 
 
 @functools.lru_cache(maxsize=256)
@@ -116,6 +136,15 @@ def describe_kept(codecs: Codecs, epsilons: Mapping[str, float], channel: str) -
     """Return, for each column, a sentence on how much of it a released row keeps."""
     found = []
     for name, epsilon in epsilons.items():
+        codec = codecs[name]
+        if codec.has_levels and _may_be_window(codec.n_levels, channel, codec.ordered):
+            most = keep_at_most(np.array(_RARE), epsilon)
+            stay = (f"{100 * each:.3g} %" for each in most)
+            rare = ", ".join(f"{100 * each:g} %" for each in _RARE)
+            found.append(
+                f"{name}: of {codec.n_levels:,} levels, one with {rare} of the rows stays in at most {', '.join(stay)} of these rows"
+            )
+            continue
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
             category = not codecs[name].ordered
@@ -237,7 +266,7 @@ def warn_of_spread(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class CellSearch:
     """Fine counts of the columns whose cells are found, and what they decide.
 
@@ -345,7 +374,7 @@ class CellSearch:
         return cut(low)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Planned:
     """What the plans of a job and of a fit have in common."""
 
@@ -384,7 +413,7 @@ def describe_steps(planned: Planned) -> list[str]:
         *_tabulate([head, *zip(names, times, texts, strict=True)]),
         *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
         *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
-        *(_describe_ledger(planned.ledger) if costs or noise else []),
+        *(describe_ledger(planned.ledger) if costs or noise else []),
     ]
 
 
@@ -435,7 +464,7 @@ def find_least_epsilon(mechanism: Mechanism, exceed: Exceed, where: str) -> floa
 
 def exceed_counts(mechanism: Mechanism, most: float) -> float:
     """Return how many times as wide the widest noise of a published count is as noise that exceeds so many rows with a probability of 5 %."""
-    return max(excess_95(event, math.floor(most)) for event in mechanism.counted)
+    return max(excess_95(event, math.floor(most * n)) for event, n in mechanism.counted)
 
 
 def exceed_mean(
@@ -479,6 +508,7 @@ def list_noise(event: Event) -> tuple[Json, ...]:
     found: Counter[tuple[float, float, str]] = Counter()
     for each in noises(event):
         kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
+        kind += f", where a unit counts {each.sensitivity:,.0f}" if each.sensitivity >= FINE else ""
         found[deviation(each), margin_95(each), kind] += each.count
     return tuple(
         {
@@ -539,7 +569,8 @@ def _tabulate(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _describe_ledger(ledger: Named | None) -> list[str]:
+def describe_ledger(ledger: Named | None) -> list[str]:
+    """Return lines on what a ledger counts before and after the run."""
     if ledger is None:
         return [
             "  ledger    none, so nothing keeps count of what this release and others of the table cost together"
@@ -549,17 +580,23 @@ def _describe_ledger(ledger: Named | None) -> list[str]:
         for key in ("before", "after")
     )
     spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run"
+    if ledger["further"] is not None and ledger["fits"]:
+        spent += f", and then room for {say_further(ledger['further'])} more like it"
     return [
         spent,
         *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else []),
     ]
 
 
+def describe_warnings(planned: Planned) -> list[str]:
+    """Return lines on what to consider."""
+    return [f"  WARNING   {warning}" for warning in planned.warnings]
+
+
 def describe_promise(planned: Planned) -> list[str]:
-    """Return lines on what is promised, what to expect, what to consider, and why it will be refused."""
+    """Return lines on what is promised, what to expect, and why it will be refused."""
     return [
-        f"  promise   {planned.guarantee}",
+        *wrap_promise(planned.guarantee),
         *(f"  expect    {sentence}" for sentence in planned.expectations),
-        *(f"  WARNING   {warning}" for warning in planned.warnings),
         *([f"  REFUSED   {planned.refusal.what}"] if planned.refusal else []),
     ]

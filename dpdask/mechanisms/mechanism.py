@@ -17,10 +17,12 @@ import pyarrow as pa
 from pydantic import BeforeValidator
 
 from dpdask.archive import Archived, Json, Named
+from dpdask.arrays import freeze_class
 from dpdask.codec import Codecs, codec_for
 from dpdask.computed import Computed
 from dpdask.conditions import RuleKind
 from dpdask.documents import Document, check_all, suggest
+from dpdask.domains import MAX_LEVELS
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.privacy import (
@@ -44,7 +46,7 @@ from dpdask.privacy.events import (
 from dpdask.privacy.noise import check_scale
 from dpdask.references.histogram import check_bins
 from dpdask.references.reference import TableReference
-from dpdask.schema import MAX_LEVELS, Column, Schema, arrow_type
+from dpdask.schema import Column, Schema, arrow_type
 from dpdask.stats.statistic import Statistic
 from dpdask.streams import Noise, Rng, RunKey, Stream, stream
 
@@ -99,8 +101,8 @@ class RecordRelease(Protocol):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: as many as wanted, or as many as the release says."""
 
-    def condition(self, where: str) -> Any:
-        """Return which records a text asks for, as `batches` takes it after the others."""
+    def condition(self, asked: Any) -> Any:
+        """Return which records a text or a frame asks for, as `batches` takes it after the others."""
 
     def batches(
         self, start: int, n_rows: int, n_total: int, key: RunKey, part: str, *where: Any
@@ -114,7 +116,27 @@ class RecordRelease(Protocol):
         """
 
 
-FittedRelease = RowRelease | RecordRelease
+class LinkedRelease(Protocol):
+    """A fitted release from which persons and their rows are drawn, as tables that a key joins; it may be published."""
+
+    block: ClassVar[int]  # how many persons are drawn together
+
+    def to_bytes(self) -> bytes:
+        """Return the release as bytes: the same release, the same bytes."""
+
+    @property
+    def tables(self) -> Mapping[str, pa.Schema]:
+        """The columns that are written, by table."""
+
+    @property
+    def few_valued(self) -> list[str]:
+        """Which of them have few distinct values."""
+
+    def draw_block(self, block: int, n_total: int, key: RunKey) -> Mapping[str, pa.RecordBatch]:
+        """Return the persons of a block and their rows: a function of the arguments."""
+
+
+FittedRelease = RowRelease | RecordRelease | LinkedRelease
 
 
 class RandomisedRows(Archived):
@@ -162,7 +184,7 @@ class Spec(Document):
         return schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Columns:
     """The columns of a table as a mechanism sees them."""
 
@@ -170,7 +192,7 @@ class Columns:
     codecs: Codecs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Spending:
     """How a budget is divided: ε per released column and per noisy histogram.
 
@@ -208,7 +230,7 @@ class Search(Protocol):
         """Return what `Mechanism.with_found` takes: post-processing of the noisy counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class Description(ABC):
     """What is said of a mechanism. Nothing has a default, so that none of it is left out in silence."""
 
@@ -233,13 +255,13 @@ class Description(ABC):
 
     @abstractmethod
     def guarantee(self, order: RowOrder) -> str:
-        """Return the promise, as the card gives it."""
+        """Return the promise, as the card gives it: a `Promise`, which is shown in parts, or a plain text."""
 
     # before a run, from the table's types
 
     @abstractmethod
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
-        """Return what a run does between the units' bounds and the commit; `uncounted`: footers do not tell the number of rows."""
+    def stages(self, columns: Columns) -> Sentences:
+        """Return what a run does between the units' bounds and the commit."""
 
     @abstractmethod
     def expectations(self, columns: Columns) -> Sentences:
@@ -294,6 +316,9 @@ class Mechanism(ABC):
 
     releases_rows: ClassVar[bool]
     keeps_rules: ClassVar[frozenset[RuleKind]] = frozenset()
+    counts_persons: ClassVar[bool] = False  # so that columns may belong to persons
+    # whether a table of persons and one of their rows are released
+    links_tables: ClassVar[bool] = False
     finds_levels: ClassVar[bool] = False  # whether it searches for levels that are not listed
     most_levels: ClassVar[int] = MAX_LEVELS  # of a column
     # whether the rows of a unit are chosen in a pass before the count; else the count bounds them
@@ -301,6 +326,16 @@ class Mechanism(ABC):
     has_model: ClassVar[bool] = False  # whether records can be drawn from what it fits
     # Whether that table's counts are made to sum to the number of rows, where it is public.
     fits_rows: ClassVar[bool] = False
+
+    @property
+    def expected_errors(self) -> dict[str, Any]:
+        """What a plan tells of errors as numbers; nothing if it is told in sentences alone.
+
+        `tables`, by `group`: which tables these are (`of`), the `sigma` of a count, and about how many
+        persons noise alone has in wrong cells (`moved`), both in persons; `needed`: the least
+        `epsilon` at which that is no more than the share `enough` of so many `persons`.
+        """
+        return {}
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -320,9 +355,19 @@ class Mechanism(ABC):
             hint = "find them with `dpdask discover JOB --epsilon E`, or list them"
             raise SpecError(what, f"column {self.schema.discovered[0]!r}", hint)
         for name in self.schema.privatised:
+            if self.schema.columns[name].constant and not self.counts_persons:
+                what = "only persons with their rows have constant columns"
+                hint = (
+                    "remove `constant`, or set `persons: true` of the mechanism copula or marginals"
+                )
+                raise SpecError(what, f"column {name!r}", hint)
             if len(self.schema.columns[name].listed) > self.most_levels:
                 what = f"this mechanism takes at most {self.most_levels:,} levels of a column"
-                raise SpecError(what, f"column {name!r}", "leave out the rarest of those found")
+                raise SpecError(
+                    what,
+                    f"column {name!r}",
+                    "list the commonest, and let `other` stand for the rest",
+                )
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (
             unit.column not in self.schema.columns
@@ -390,13 +435,12 @@ class Mechanism(ABC):
         return ()
 
     @property
-    def counted(self) -> tuple[CentralEvent, ...]:
-        """The noise of the counts that a release publishes as its result; none if there are none."""
+    def counted(self) -> tuple[tuple[CentralEvent, int], ...]:
+        """The noise of the counts that a release publishes as its result, and of how many parts a count of 1 is; none if there are none."""
         return ()
 
     def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
         """Return the noise of the table that tells the mean of a column with levels, and how many of its counts make the one of a level; None without such a table."""
-        del column, columns
         return None
 
     @property
@@ -502,7 +546,6 @@ class Mechanism(ABC):
 
     def list_counts(self, drawn: Any, columns: Columns) -> Iterable[pa.Table]:
         """Return noisy counts that are published beside the release, as `references.counts.COUNTS` has them; none where the release itself is all of them."""
-        del drawn, columns
         return ()
 
     @abstractmethod
@@ -596,7 +639,7 @@ def no_rows(where: str) -> DataError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class NoisyCounts(Mechanism):
     """What mechanisms that release nothing but noisy counts of all rows have in common."""
 
@@ -626,7 +669,7 @@ class NoisyCounts(Mechanism):
         return self.budget.adjacency == "add-remove"
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class NoisyCountsDescription(Description):
     """What is said of every release of noisy counts."""
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from dpdask.errors import SpecError
 from dpdask.mechanisms import copula, dip, discover, histogram, interval, marginals
 from dpdask.mechanisms.card import Guidance, register_guidance
+from dpdask.mechanisms.copula.people import PersonsMechanism
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
@@ -21,6 +22,7 @@ from dpdask.mechanisms.dip.tree import TreeMechanism
 from dpdask.mechanisms.discover import DiscoverMechanism, DiscoverSpec
 from dpdask.mechanisms.histogram.spec import HistogramMechanism, HistogramSpec
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
+from dpdask.mechanisms.marginals.people import PersonTablesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism, MarginalsSpec
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.privacy import Budget
@@ -74,8 +76,16 @@ def _kind(spec_type: type[Spec]) -> str:
 
 
 register(DipSpec, lambda spec: _REFERENCES[spec.reference.structure], dip.GUIDANCE)
-register(CopulaSpec, lambda _: CopulaMechanism, copula.GUIDANCE)
+register(
+    CopulaSpec,
+    lambda spec: PersonsMechanism if spec.persons else CopulaMechanism,
+    copula.GUIDANCE,
+)
 register(IntervalSpec, lambda _: RandomRangesMechanism, interval.GUIDANCE)
-register(MarginalsSpec, lambda _: MarginalsMechanism, marginals.GUIDANCE)
+register(
+    MarginalsSpec,
+    lambda spec: PersonTablesMechanism if spec.persons else MarginalsMechanism,
+    marginals.GUIDANCE,
+)
 register(HistogramSpec, lambda _: HistogramMechanism, histogram.GUIDANCE)
 register(DiscoverSpec, lambda _: DiscoverMechanism, discover.GUIDANCE)

@@ -1,15 +1,14 @@
-"""Pictures of a page: histograms of columns, channels, associations and bars, as SVG."""
+"""Pictures of a page: shares and densities of columns; channels and associations as SVG."""
 
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 from unicodedata import east_asian_width
@@ -17,13 +16,13 @@ from unicodedata import east_asian_width
 import numpy as np
 import pyarrow as pa
 
-from dpdask.arrays import Floats, Ints
-from dpdask.codec import is_span
+from dpdask.arrays import Floats, Ints, freeze_class
+from dpdask.codec import is_span, say_number
 from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
-from dpdask.io.shards import ROW_GROUP_ROWS, Manifest
+from dpdask.io.shards import ROW_GROUP_ROWS, Manifest, Shard
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import Card, ColumnPart, find_guidance
+from dpdask.mechanisms.card import Card, ColumnPart, find_guidance, no_margin
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
 
 MAX_ROWS = 2**17
@@ -31,7 +30,7 @@ MAX_PARTS = 32
 _BATCH_ROWS = 2**14
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Sample:
     """Released rows."""
 
@@ -48,7 +47,7 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
         The columns to read; those that are not released are left out.
     """
     groups = [
-        (shard.name, group)
+        (shard, group)
         for shard in manifest.shards
         for group in range(-(-shard.n_rows // ROW_GROUP_ROWS))
     ]
@@ -56,9 +55,9 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
     chosen = [groups[part * len(groups) // n_parts] for part in range(n_parts)]
     batches = [
         batch
-        for name, of_shard in groupby(chosen, itemgetter(0))
+        for shard, of_shard in groupby(chosen, itemgetter(0))
         for batch in _read_groups(
-            shards, name, [group for _, group in of_shard], columns, MAX_ROWS // n_parts
+            shards, shard, [group for _, group in of_shard], columns, MAX_ROWS // n_parts
         )
     ]
     return Sample(
@@ -67,10 +66,10 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
 
 
 def _read_groups(
-    shards: Folder, name: str, groups: Sequence[int], columns: Sequence[str], most: int
+    shards: Folder, shard: Shard, groups: Sequence[int], columns: Sequence[str], most: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield the first rows of some row groups of a shard."""
-    with open_parquet(shards, name) as parquet:
+    with open_parquet(shards, shard.name, n_bytes=shard.n_bytes) as parquet:
         known = [column for column in parquet.schema_arrow.names if column in columns]
         for group in groups:
             left = most
@@ -85,31 +84,56 @@ def _read_groups(
 
 
 MAX_BARS = 24
+_ORIGINS = {"D": 4, "Y": -1970}  # weeks begin on Mondays, and decades with the year 0
 MISSING = "missing"
-_TAIL = 0.005
+_TAIL, _MOST_TICKS = 0.005, 5
+# how long cells of dates and times are, by the unit in which they are whole
+_CALENDAR = {
+    **dict.fromkeys("sm", (1, 2, 5, 10, 15, 30)),
+    "h": (1, 2, 3, 6, 12),
+    "D": (1, 7),
+    "M": (1, 2, 3, 6),
+    "Y": tuple(times * 10**power for power in range(7) for times in (1, 2, 5)),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Bar:
     """A level or a cell: its share of the released rows, and how far its share in the table may be from that, with probability 95 %."""
 
     label: str
     share: float
     margin: float | None
+    width: float = 1.0  # of a cell, as a part of the axis
+    height: float = 0.0  # of a cell: its density, as a part of the highest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class ReleasedHistogram:
-    """The shares of a released column's levels or cells."""
+    """The shares of a released column: of its levels or single values, and its density over cells with round edges."""
 
     column: str
-    bars: tuple[Bar, ...]  # in the order of the levels or cells
+    bars: tuple[Bar, ...]  # in the order of the levels
+    cells: tuple[Bar, ...] = ()
+    ticks: tuple[tuple[float, str], ...] = ()  # places on the axis, in [0, 1], and what they say
 
     @property
     def summary(self) -> str:
-        """The histogram in a sentence, for readers who cannot see it."""
-        largest = max(self.bars, key=lambda bar: bar.share)
-        return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with a share of {100 * largest.share:.1f} %."
+        """The density in a sentence, for readers who cannot see it."""
+        highest = max(self.cells, key=lambda cell: cell.height)
+        return f"{self.column}: {len(self.cells)} cells; the density is highest at {highest.label}, with a share of {100 * highest.share:.1f} %."
+
+    @property
+    def numbers(self) -> list[tuple[str, str, str]]:
+        """The cells, their shares and their margins, in words."""
+        return [
+            (
+                cell.label,
+                f"{100 * cell.share:.2f} %",
+                "not known" if cell.margin is None else f"± {100 * cell.margin:.2f} %",
+            )
+            for cell in self.cells
+        ]
 
 
 def count_histogram(column: str, sample: Sample, card: Card) -> ReleasedHistogram | None:
@@ -120,17 +144,43 @@ def count_histogram(column: str, sample: Sample, card: Card) -> ReleasedHistogra
     if total <= 0.0:
         return None
     stated = card.columns[column].details
-    counted = (
-        _count_levels(values, stated["levels"], weights)
-        if "levels" in stated
-        else _count_cells(values, stated, weights)
+    guidance = find_guidance(card)
+    margin = of_cells = guidance.margin(column, card, sample.rows.num_rows, sample.n_rows)
+    cells: list[Bar] = []
+    if "levels" in stated:
+        counted, axis = _join_rare(_count_levels(values, stated["levels"], weights)), None
+    else:
+        # the weights of single values and of missing ones, and which rows have others
+        numbers = read_numbers(values)
+        atoms = [float(atom) for atom in stated.get("atoms", ())][: MAX_BARS // 2]
+        found = [
+            (say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms
+        ]
+        missing = np.isnan(numbers)
+        found += [(MISSING, float(weights[missing].sum()))] if missing.any() else []
+        counted, rest = found, ~missing & ~np.isin(numbers, atoms)
+        is_weighted = guidance.shape(card) == "cells"
+        declared = stated.get("edges") if is_weighted else None
+        axis = _find_axis(read_numbers(values)[rest], declared, values.type) if rest.any() else None
+    if axis is not None:
+        counts = axis.count(read_numbers(values)[rest], weights[rest])
+        beyond = float(weights[rest].sum() - counts.sum())
+        if guidance.shape(card) != "rows" and not axis.is_declared:
+            of_cells = no_margin  # what was counted are other cells
+        counted += [(f"outside {axis.starts[0]} to {axis.ends[-1]}", beyond)] if beyond else []
+        widths = np.diff(axis.edges) / np.ptp(axis.edges)
+        heights = counts / widths / (float((counts / widths).max()) or 1.0)
+        drawn = zip(axis.labels, counts / total, widths.tolist(), heights.tolist(), strict=True)
+        cells = [
+            Bar(label=label, share=float(share), margin=of_cells(share), width=width, height=height)
+            for label, share, width, height in drawn
+        ]
+    bars = (
+        Bar(label=label, share=count / total, margin=margin(count / total))
+        for label, count in counted
     )
-    kept = _join_rare(counted) if "levels" in stated else counted
-    margin = find_guidance(card).margin(column, card, sample.rows.num_rows, sample.n_rows)
-    bars = tuple(
-        Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept
-    )
-    return ReleasedHistogram(column=column, bars=bars)
+    ticks = () if axis is None else axis.ticks
+    return ReleasedHistogram(column=column, bars=tuple(bars), cells=tuple(cells), ticks=ticks)
 
 
 def find_weights(card: Card, sample: Sample) -> Floats:
@@ -164,7 +214,8 @@ def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
 
 def label_level(value: Any) -> str:
     """Return a level as a short text."""
-    return MISSING if value is None else str(value)
+    is_real = isinstance(value, float) and not value.is_integer()
+    return MISSING if value is None else say_number(value) if is_real else str(value)
 
 
 def _key(value: Any) -> Any:
@@ -208,119 +259,103 @@ def read_numbers(values: pa.Array) -> Floats:
     return found
 
 
-def _count_cells(
-    values: pa.Array, stated: dict[str, Any], weights: Floats
-) -> list[tuple[str, float]]:
-    numbers = read_numbers(values)
-    missing = np.isnan(numbers)
-    atoms = [float(atom) for atom in stated.get("atoms", ())][: MAX_BARS // 2]
-    found = [
-        (say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms
-    ]
-    rest = ~missing & ~np.isin(numbers, atoms)
-    declared, bounds = stated.get("edges", stated.get("cell_edges")), stated.get("bounds")
-    whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
-    # the points of cells of whole numbers
-    whole = whole or bool(declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0)
-    if rest.any():
-        edges, is_clipped = _find_edges(numbers[rest], declared, whole=whole)
-        place = np.clip(np.searchsorted(edges, numbers[rest], side="left") - 1, 0, len(edges) - 2)
-        counts = np.bincount(place, weights[rest], minlength=len(edges) - 1)
-        labels = _label_cells(edges, values.type, whole=whole, is_clipped=is_clipped)
-        found += list(zip(labels, map(float, counts), strict=True))
-    return [*found, (MISSING, float(weights[missing].sum()))] if missing.any() else found
+@freeze_class
+class _Axis:
+    """The cells of a density: each begins at an edge, and ends before the next one."""
+
+    edges: Floats
+    starts: list[str]  # the edges in words
+    ends: list[str]  # the last value of each cell in words
+    is_whole: bool  # whether values are whole numbers
+    is_declared: bool = False  # whether they are the cells that were counted
+    ticks: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """The cells in words."""
+        pairs = zip(self.starts, self.ends, strict=False)
+        return [start if start == end else f"{start} to {end}" for start, end in pairs]
+
+    def count(self, numbers: Floats, weights: Floats) -> Floats:
+        """Return the weight in each cell; the last one has its end, unless numbers are whole."""
+        end = self.edges[-1]
+        inside = (numbers >= self.edges[0]) & (numbers < end if self.is_whole else numbers <= end)
+        found: Floats = np.histogram(numbers[inside], self.edges, weights=weights[inside])[0]
+        return found
 
 
-def _find_edges(
-    numbers: Floats, declared: Sequence[Any] | None, *, whole: bool
-) -> tuple[Floats, bool]:
-    """Return the edges of cells, which contain their upper edge, and whether the outer cells hold what lies beyond them."""
+def _find_axis(numbers: Floats, declared: Sequence[Any] | None, type_: pa.DataType) -> _Axis:
+    """Return declared cells, if they are few, or round ones for all but the outer numbers; and at most five round ticks."""
+    whole = bool((numbers == np.floor(numbers)).all())
     if declared is not None and 2 <= len(declared) <= MAX_BARS + 1:
-        return np.array([float(edge) for edge in declared]), False
-    low, high = np.quantile(numbers, [_TAIL, 1.0 - _TAIL], method="nearest")
-    is_clipped = bool(numbers.min() < low or numbers.max() > high)
-    if whole:
-        width = max(1, math.ceil((high - low + 1) / 20))
-        return np.arange(low - 1, high + width, width), is_clipped
-    return np.linspace(np.nextafter(low, -np.inf), high, 21) if high > low else np.array(
-        [low - 0.5, high + 0.5]
-    ), is_clipped
+        # declared cells have their upper edge
+        edges = np.array(declared, dtype=np.float64)
+        edges = edges + 1.0 if whole else np.nextafter(edges, np.inf)
+        starts = [say_number(edge, type_) for edge in edges]
+        ends = [say_number(edge - whole, type_) for edge in edges[1:]]
+        axis = _Axis(edges=edges, starts=starts, ends=ends, is_whole=whole, is_declared=True)
+    else:
+        low, high = np.quantile(numbers, [_TAIL, 1.0 - _TAIL], method="nearest")
+        axis = _make_axis(float(low), float(high), MAX_BARS, type_, whole=whole)
+    first, last = float(axis.edges[0]), float(axis.edges[-1])
+    shift = 0.5 if whole and not pa.types.is_temporal(type_) else 0.0  # the middle of a number
+    ticks = _make_axis(first, last, _MOST_TICKS, type_, whole=whole)
+    places = ((ticks.edges + shift - first) / (last - first)).tolist()
+    pairs_ = zip(places, ticks.starts, strict=True)
+    return replace(axis, ticks=tuple((place, text) for place, text in pairs_ if 0 <= place <= 1))
 
 
-def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: bool) -> list[str]:
-    labels = []
-    for low, high in pairwise(edges):
-        first = low + 1 if whole else low
-        over = "" if whole else "over "
-        last = say_number(high, type_)
-        # whole days
-        end = last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last
-        labels.append(
-            last if whole and first == high else f"{over}{say_number(first, type_)} to {end}"
-        )
-    if is_clipped and len(labels) > 1:
-        labels[0] = f"up to {say_number(edges[1], type_)}"
-        labels[-1] = f"above {say_number(edges[-2], type_)}"
-    return labels
-
-
-def say_number(number: float, type_: pa.DataType) -> str:
-    """Return a number of a column as a short text; a time in whole seconds.
-
-    Parameters
-    ----------
-    number
-        The number; of dates and times, in the column's own unit.
-    """
+def _make_axis(low: float, high: float, most: int, type_: pa.DataType, *, whole: bool) -> _Axis:
+    """Return at most so many cells with round edges."""
     if pa.types.is_temporal(type_):
-        try:
-            time = (
-                pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64())
-                .cast(type_)
-                .as_py()
-            )
-        except (OverflowError, ValueError):  # the edge of a bar, in a year that no calendar has
-            if is_span(type_):  # or before midnight
-                return f"{number:,.0f}"
-            time = dt.date.max if number > 0 else dt.date.min
-        return str(time)[:19].removesuffix(" 00:00:00")
-    digits = f"{number:,.4g}"
-    return (
-        f"{number:,.0f}"
-        if abs(number) < 1e15 and (number == int(number) or "e+" in digits)
-        else digits
+        return _make_calendar(low, high, most, type_)
+    power = math.floor(math.log10(max(high - low, abs(high) * 1e-4, 1e-300))) - 2
+    power = max(power, 0) if whole else power
+    steps = (times * 10.0**more for more in range(power, power + 5) for times in (1, 2, 5))
+    for step in steps:
+        first = math.floor(low / step)
+        last = math.floor(high / step) + 1 if whole else max(math.ceil(high / step), first + 1)
+        if last - first <= most:
+            break
+    edges = np.array([float(f"{place * step:.12g}") for place in range(first, last + 1)])
+    starts = [say_number(edge) for edge in edges]
+    ends = [say_number(edge - whole) for edge in edges[1:]]
+    return _Axis(edges=edges, starts=starts, ends=ends, is_whole=whole)
+
+
+def _make_calendar(low: float, high: float, most: int, type_: pa.DataType) -> _Axis:
+    """Return at most so many cells of whole seconds, minutes, hours, days, months or years."""
+    is_day = pa.types.is_date(type_)
+    base = ("D" if type_.bit_width == 32 else "ms") if is_day else type_.unit
+    ends = np.array([low, high]).astype(np.int64).astype(f"M8[{base}]")
+    lengths = ((unit, each) for unit in "smhDMY" for each in _CALENDAR[unit])
+    for unit, length in lengths:
+        origin = _ORIGINS.get(unit, 0)
+        first, last = (ends.astype(f"M8[{unit}]").astype(np.int64) - origin) // length
+        if last - first < most and not (is_day and unit in "smh"):
+            break
+    whole = np.arange(first, last + 2) * length + origin
+    dates = whole.astype(f"M8[{unit}]").astype(f"M8[{base}]")
+    edges = dates.astype(np.int64).astype(np.float64)
+    if is_span(type_):
+        starts = [say_number(edge, type_) for edge in edges]
+        return _Axis(edges=edges, starts=starts, ends=starts[1:], is_whole=True)
+    starts, lasts = (
+        [text.replace("T", " ") for text in each.astype(f"M8[{unit}]").astype(str)]
+        for each in (whole, whole[1:] - 1)
     )
+    return _Axis(edges=edges, starts=starts, ends=lasts, is_whole=True)
 
 
 _WIDTH, _EDGE = 440, 8  # CSS pixels: pictures stay readable on a telephone
-_LINE, _LETTER = 18, 7.5  # the height of a bar's line, and the width of most letters
-_TICK, _BELOW = 4, 40  # the length of a tick, and the height of the axis with its name
+_LINE, _LETTER = 18, 7.5  # the height of a line, and the width of most letters
+_TICK = 4
 _LONGEST = 28
-_MOST_NUMBERS, _MOST_LABELS, _MOST_TICKS = 7, 16, 6
+_MOST_NUMBERS, _MOST_LABELS, _MOST_COLOURS = 7, 16, 6
 _LEGEND = 64  # the width of the legend of colours
 _BLUES = np.array([[247, 251, 255], [198, 219, 239], [107, 174, 214], [33, 113, 181], [8, 48, 107]])
 
 Numbers = Floats
-
-
-def draw_histogram(histogram: ReleasedHistogram) -> str:
-    """Return the address of an image of a histogram: a bar for each level or cell, with its margin."""
-    labels = [shorten(bar.label) for bar in histogram.bars]
-    left, bottom = _EDGE + _find_width(labels) + 2 * _TICK, _EDGE + _LINE * len(labels)
-    most = max(100 * (bar.share + (bar.margin or 0.0)) for bar in histogram.bars) or 1.0
-    scale = (_WIDTH - left - 2 * _EDGE) / most
-    bars = []
-    for place, bar in enumerate(histogram.bars):
-        ends = None
-        if bar.margin is not None:
-            low, high = max(0.0, bar.share - bar.margin), bar.share + bar.margin
-            ends = (left + 100 * low * scale, left + 100 * high * scale)
-        y = _EDGE + _LINE * (place + 0.5)
-        bars.append(
-            {"label": labels[place], "y": y, "width": 100 * bar.share * scale, "ends": ends}
-        )
-    ticks = [(left + tick * scale, f"{tick:g}") for tick in _list_ticks(most)]
-    return _draw("histogram.svg", bottom + _BELOW, left=left, bottom=bottom, bars=bars, ticks=ticks)
 
 
 def draw_table(
@@ -331,32 +366,34 @@ def draw_table(
         place: shorten(labels[place])
         for place in range(0, len(labels), -(-len(labels) // _MOST_LABELS))
     }
-    margin = _EDGE + _find_width(texts.values()) + 2 * _TICK
+    # the width of the longest text, more or less: the reader's browser chooses the letters
+    margin = (
+        _EDGE
+        + (_LETTER * max((sum(map(_measure, text)) for text in texts.values()), default=0))
+        + 2 * _TICK
+    )
     left = margin + (_LINE if down else 0)
     size = _WIDTH - left - _LEGEND
-    return _draw(
-        "table.svg",
-        _EDGE + size + margin + (_LINE if across else 0),
-        left=left,
-        size=size,
-        cell=size / len(labels),
-        margin=margin,
-        across=across,
-        down=down,
-        numbers=table.tolist() if len(labels) <= _MOST_NUMBERS else [],
-        most=most,
-        texts=texts,
-        picture=_paint(table / (most or 1.0)),
-        legend=_paint(np.linspace(1.0, 0.0, 64)[:, None]),
-        ticks=[(size * tick / (most or 1.0), f"{tick:g}") for tick in _list_ticks(most)],
-    )
-
-
-def _draw(template: str, height: float, **values: object) -> str:
-    """Return the address of an image that a template draws."""
-    sizes = {"width": _WIDTH, "edge": _EDGE, "line": _LINE, "tick": _TICK, "below": _BELOW}
-    drawn = render_page(__package__, template, {}, {**sizes, "height": height, **values})
-    return _address("image/svg+xml", drawn.encode())
+    values = {
+        "width": _WIDTH,
+        "height": _EDGE + size + margin + (_LINE if across else 0),
+        "edge": _EDGE,
+        "line": _LINE,
+        "tick": _TICK,
+        "left": left,
+        "size": size,
+        "cell": size / len(labels),
+        "margin": margin,
+        "across": across,
+        "down": down,
+        "numbers": table.tolist() if len(labels) <= _MOST_NUMBERS else [],
+        "most": most,
+        "texts": texts,
+        "picture": _paint(table / (most or 1.0)),
+        "legend": _paint(np.linspace(1.0, 0.0, 64)[:, None]),
+        "ticks": [(size * tick / (most or 1.0), f"{tick:g}") for tick in _list_ticks(most)],
+    }
+    return _address("image/svg+xml", render_page(__package__, "table.svg", {}, values).encode())
 
 
 def shorten(text: str) -> str:
@@ -371,16 +408,11 @@ def _measure(letter: str) -> int:
     return 2 if east_asian_width(letter) in "FW" else 1
 
 
-def _find_width(texts: Iterable[str]) -> float:
-    """Return the width of the longest text, more or less: the reader's browser chooses the letters."""
-    return _LETTER * max((sum(map(_measure, text)) for text in texts), default=0)
-
-
 def _list_ticks(most: float) -> list[float]:
     """Return round numbers from 0 to at most `most`."""
     step = 10.0 ** math.floor(math.log10(most)) / 10.0 if most > 0.0 else 1.0
     step = next(
-        step * times for times in (1, 2, 5, 10, 20, 50) if most / (step * times) < _MOST_TICKS
+        step * times for times in (1, 2, 5, 10, 20, 50) if most / (step * times) < _MOST_COLOURS
     )
     return [step * place for place in range(math.floor(most / step * (1.0 + 1e-9)) + 1)]
 
@@ -414,7 +446,7 @@ _MAX_CODES = 10
 Codes = Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Associations:
     """Cramér's V of every two columns."""
 
@@ -505,7 +537,7 @@ _MOST_KEPT = 50  # columns
 _MANY = 2**20  # steps, after which a channel has forgotten where it began
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class ChannelView:
     """A channel of a column."""
 
@@ -515,6 +547,12 @@ class ChannelView:
     of_ranks: bool  # whether it is about ranks, not levels
     is_ordered: bool
     keeps_shares: bool  # whether the channel was made to keep a reference distribution
+
+    @property
+    def numbers(self) -> list[list[str]]:
+        """A row for each original value: its label, and the probabilities of released ones."""
+        rows = zip(self.labels, self.matrix.tolist(), strict=True)
+        return [[label, *(f"{share:.3f}" for share in row)] for label, row in rows]
 
     @property
     def summary(self) -> str:
@@ -577,7 +615,10 @@ def describe_kept(card: Card) -> tuple[list[str], list[str]]:
     sentences, little = [], []
     views = {view.column: view for view in list_channels(card, _MOST_KEPT)}
     for name, part in list(card.columns.items())[:_MOST_KEPT]:
-        if name in views:
+        if "window" in part.details:  # very many levels
+            sentence, kept = _say_kept(name, part.details["window"])
+            sentences.append(sentence)
+        elif name in views:
             sentences.append(views[name].quality)
             kept = views[name].kept
         elif _has_rank_noise(card, part):
@@ -593,6 +634,13 @@ def _has_rank_noise(card: Card, part: ColumnPart) -> bool:
     """Return whether noise was added to a column's ranks in the whole table; those of a chain are ranks among rows alike."""
     chained = card.mechanism.details.get("reference", {}).get("kind") == "chain"
     return "ranks" in part.details and part.epsilon is not None and not chained
+
+
+def _say_kept(column: str, window: Mapping[str, Any]) -> tuple[str, float]:
+    """Return what a column of very many levels keeps, in a sentence, and as a share."""
+    kept, most = (float(window[name]) for name in ("kept", "kept_at_most"))
+    stated = f"{column}: a row keeps its value in {100 * kept:.3g} % of the cases"
+    return f"{stated}; no channel of this ε keeps more than {100 * most:.3g} %.", kept
 
 
 def _say_correlation(column: str, correlation: float) -> str:

@@ -17,22 +17,29 @@ from typing import Any
 import pyarrow as pa
 
 from dpdask.archive import Named
-from dpdask.codec import is_real
-from dpdask.errors import OutputError
+from dpdask.codec import is_real, say_number
+from dpdask.documents import write_new
+from dpdask.errors import list_names, say_count
 from dpdask.html import read_file, read_style, render_page
 from dpdask.io.folders import name_folders, split_folders
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, Manifest
+from dpdask.io.shards import CARD_NAME, TABLE_FOLDER, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import About, Card, find_guidance, say_date
-from dpdask.mechanisms.expectations import LITTLE
+from dpdask.mechanisms.card import (
+    About,
+    Card,
+    CoveredContent,
+    CoveredRows,
+    find_guidance,
+    say_date,
+)
+from dpdask.mechanisms.expectations import LITTLE, Planned, describe_ledger
 from dpdask.page.pictures import (
     MAX_ASSOCIATED,
     ChannelView,
     associate,
     count_histogram,
     describe_kept,
-    draw_histogram,
     draw_table,
     label_level,
     list_channels,
@@ -40,7 +47,8 @@ from dpdask.page.pictures import (
     read_tables,
 )
 from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.budget import bound_belief, bound_values, order_text, write_above
+from dpdask.privacy.budget import HEADS, bound_belief, bound_values, order_text, write_above
+from dpdask.privacy.events import FINE
 from dpdask.version import __version__
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
@@ -57,7 +65,12 @@ _EVERY_SHARD = {
 def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
     """Return the metadata as JSON-LD, and warnings about what they lack: the same release, the same bytes."""
     try:
-        return _describe(card, manifest, read_schema(shards, manifest.shards[0].name)), ()
+        tables = manifest.tables or {"": manifest}
+        firsts = {name: own.shards[0] for name, own in tables.items()}
+        types = {
+            name: read_schema(shards, first.name, first.n_bytes) for name, first in firsts.items()
+        }
+        return _describe(card, manifest, types), ()
     except Exception as error:
         fault = (
             f"the metadata of the release were written without its columns ({type(error).__name__})"
@@ -65,7 +78,7 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
     return _describe(card, manifest, None), (fault,)
 
 
-def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
+def _describe(card: Card, manifest: Manifest, types: Mapping[str, pa.Schema] | None) -> bytes:
     identifier = manifest.card_sha256[:32] if card.release is None else card.release.id
     about = card.about or About()
     content: Content = {
@@ -102,23 +115,35 @@ def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
         }
         for shard in manifest.shards[:MAX_FILES]
     ]
-    one = len(files) == 1
-    in_folders = split_folders(manifest.shards[0].name) if manifest.shards else {}
-    every = {**_EVERY_SHARD, "includes": f"../{'*/' * len(in_folders)}*.parquet"}
-    content["distribution"] = files if one else [*files, every]
-    if types is not None:
-        kind, place = ("fileObject", files[0]) if one else ("fileSet", every)
-        source = {kind: {"@id": place["@id"]}}
-        fields = [_describe_field(card, field, source, field.name in in_folders) for field in types]
-        rows = {"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}
-        content["recordSet"] = [rows]
+    one, tables = len(files) == 1, manifest.tables
+    folders = split_folders(manifest.shards[0].name) if manifest.shards and not tables else {}
+    every = {**_EVERY_SHARD, "includes": f"../{'*/' * len(folders)}*.parquet"}
+    sets = {"": every}
+    if tables:
+        includes = {name: f"../{TABLE_FOLDER}={name}/*.parquet" for name in tables}
+        sets = {
+            name: {**_EVERY_SHARD, "@id": f"shards-{name}", "name": name, "includes": each}
+            for name, each in includes.items()
+        }
+    content["distribution"] = files if one else [*files, *sets.values()]
+    content["recordSet"] = []
+    for table, columns in (types or {}).items():
+        kind, place = ("fileObject", files[0]) if one else ("fileSet", sets[table])
+        source, name = {kind: {"@id": place["@id"]}}, table or "rows"
+        fields = [_describe_field(card, name, each, source, folders) for each in columns]
+        rows = {"@type": "cr:RecordSet", "@id": name, "name": name, "field": fields}
+        content["recordSet"].append(rows)
+    if types is None:
+        del content["recordSet"]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _describe_field(card: Card, field: pa.Field, source: Named, in_folders: bool) -> Content:
+def _describe_field(
+    card: Card, table: str, field: pa.Field, source: Named, folders: Named
+) -> Content:
     found: Content = {
         "@type": "cr:Field",
-        "@id": f"rows/{field.name}",
+        "@id": f"{table}/" + re.sub(r"\s", "·", field.name),  # an IRI has no space
         "name": field.name,
     }
     part = card.columns.get(field.name)
@@ -134,7 +159,7 @@ def _describe_field(card: Card, field: pa.Field, source: Named, in_folders: bool
     }
     found["dataType"] = next((name for name, is_ in known.items() if is_(field.type)), "sc:Text")
     read: Content = {"extract": {"column": field.name}}
-    if in_folders:
+    if field.name in folders:
         pattern = f"{re.escape(name_folders({field.name: ''}))}([^/]*)/"
         read = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": pattern}}
     return found | {"source": {**source, **read}}
@@ -185,17 +210,7 @@ def write_page(card: Named, path: str | Path) -> None:
     page, faults = make_page(Card.read(card, "card"))
     for fault in faults:
         warnings.warn(fault, stacklevel=2)
-    try:
-        with Path(path).open("xb") as file:
-            file.write(page)
-    except FileExistsError:
-        raise OutputError(
-            "the file is there already", str(path), "remove it, or name another"
-        ) from None
-    except OSError:
-        raise OutputError(
-            "cannot be written", str(path), "name a file in a folder that you may write to"
-        ) from None
+    write_new({str(path): page})
 
 
 def make_page(
@@ -223,37 +238,54 @@ def make_page(
     return page.encode(), (f"the page of the release holds its promise alone ({fault})",)
 
 
+def make_plan_page(card: Card, planned: Planned) -> bytes:
+    """Return the page of a release that is planned, from what is known before any row is read."""
+    return _render(card, None, None, [], ([], []), planned)
+
+
 def _render(
     card: Card,
     manifest: Manifest | None,
     statistics: Content | None,
     channels: list[ChannelView],
     kept: tuple[list[str], list[str]],
+    planned: Planned | None = None,
 ) -> bytes:
     guidance, names = find_guidance(card), list(card.columns)
-    good, bad = list_uses(card)
+    good, bad = ([], []) if planned else list_uses(card)
     filters: dict[str, Callable[..., object]] = {
-        "number": _say_number,
+        "number": say_number,
         "above": write_above,
-        "drawn": draw_histogram,
+        "percent": percent_above,
         "channel": _draw_channel,
     }
+    # the promise as paragraphs; of a card of an earlier version, as one
+    parts = card.guarantee.parts or ()
+    shown = [{"head": HEADS.get(each.part, "").strip(), "text": each.text} for each in parts]
     values = {
         "style": read_style(__package__, "release.css"),
         "card": card,
         "guarantee": card.guarantee,
+        **_describe_first(card, planned),
+        "promise": (shown or [{"head": "", "text": card.guarantee.text}]),
         "about": card.about,
         "guidance": guidance,
+        "persons": None if manifest is None else manifest.n_persons,
+        "n_persons": card.mechanism.details.get("persons"),
         "has_rows": guidance.shape(card) in ("rows", "ranges"),
         "gain": describe_gain(card),
         "again": describe_again(card),
         "left": describe_left(card),
         "shuffled": order_text("shuffled"),
         "manifest": manifest,
+        "earlier": [
+            (each.id, write_above(each.epsilon), write_above(each.delta, 3))
+            for each in (card.ledger.earlier if card.ledger else ())
+        ],
         "attacker": _describe_attacker(card),
         "spent": list(list_spent(card)),
-        "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
-        "kept": [name for name, part in card.columns.items() if part.role == "kept"],
+        "columns": [describe_column(name, card) for name in names[:MAX_COLUMNS]],
+        "kept": _list_kept(card),
         "statistics": statistics,
         "channels": channels,
         "max_associated": MAX_ASSOCIATED,
@@ -264,10 +296,111 @@ def _render(
         "qualities": kept[0],
         "little": kept[1],
         "least": LITTLE,
-        "snippet": write_snippet(card),
+        "snippet": write_snippet(card) if manifest else "",
         "card_name": CARD_NAME,
     }
     return render_page(__package__, "release.html", filters, values).encode()
+
+
+# the first screen: whom the promise covers, whom and what it does not, and what to ask before signing
+
+
+def _describe_first(card: Card, planned: Planned | None) -> Content:
+    return {
+        "planned": planned,
+        "title": _say_title(card, planned=planned is not None),
+        "who": _say_covered(card),
+        "whose": _say_whose(card),
+        "lacks": _say_lack(card),
+        "checks": list(
+            _list_checks(card, counted=bool(card.ledger or (planned and planned.ledger)))
+        ),
+        "ledger": describe_ledger(planned.ledger)[0][12:] if planned else "",
+        "errors": [
+            (each["on"], f"{each['sigma']:.3g}", f"± {each['margin_95']:.3g}")
+            for each in (planned.noise if planned else ())
+        ],
+    }
+
+
+def _say_title(card: Card, *, planned: bool) -> str:
+    name, released = card.name[:1].upper() + card.name[1:], "planned" if planned else "released"
+    if card.insecure:
+        return f"{name}, {released} for tests: it protects nobody"
+    if card.guarantee.epsilon is None:
+        return f"{name}, {released} as ranges, with no ε"
+    covered = _say_covered(card)
+    return f"{name}, {released} with ε = {write_above(card.guarantee.epsilon)} for {covered[:1].lower()}{covered[1:]}"
+
+
+def _say_covered(card: Card) -> str:
+    """Return which units the promise covers, in a few words; a share is rounded down."""
+    protected, unit = card.guarantee.protected, card.guarantee.unit
+    if card.insecure:
+        return "Nobody"
+    if card.guarantee.epsilon_private:
+        return f"Every {_name_unit(card)}: its {list_names(card.guarantee.epsilon_private, 3)}"
+    if isinstance(protected, CoveredContent):
+        return "Every value, by a range"
+    if protected.fraction < 1.0:
+        of = "rows" if isinstance(unit, str) else f"values of {unit.column}"
+        return f"{math.floor(1000 * protected.fraction + 1e-9) / 10:g} % of the {of}"
+    return f"Every {_name_unit(card)}"
+
+
+def _name_unit(card: Card) -> str:
+    unit = card.guarantee.unit
+    return unit if isinstance(unit, str) else unit.label
+
+
+def _say_whose(card: Card) -> str:
+    """Return whose values are guessed at, in words."""
+    covered = "protected " if card.has_holdout else ""
+    private = card.guarantee.epsilon_private
+    whole = f" (its {', '.join(private)})" if private else ""
+    return f"a {covered}{'row' if card.guarantee.epsilon is None else _name_unit(card)}{whole}"
+
+
+def _say_lack(card: Card) -> str:
+    """Return the first thing that the promise does not cover, in a few words."""
+    left_out, kept = card.guarantee.unprotected, _list_kept(card)
+    if isinstance(left_out, CoveredRows) and left_out.fraction:
+        return f"{math.ceil(1000 * left_out.fraction - 1e-9) / 10:g} % of the {left_out.of}"
+    if kept:
+        return say_count(len(kept), "copied column")
+    return "Presence" if find_guidance(card).shape(card) in ("rows", "ranges") else "General facts"
+
+
+def _list_kept(card: Card) -> list[str]:
+    return [name for name, part in card.columns.items() if part.role == "kept"]
+
+
+def _list_checks(card: Card, *, counted: bool) -> Iterator[str]:
+    """Yield what the signer must know, since the card cannot tell it."""
+    unit, kept, about = card.guarantee.unit, _list_kept(card), card.about or About()
+    if isinstance(unit, str):
+        less = (
+            "one with k rows is protected by k·ε only"
+            if unit == "row"
+            else "no bound holds for several values together"
+        )
+        yield f"Each person has at most one row; or I accept that {less}."
+    else:
+        yield f"Each value of {unit.column} is one {unit.label}, and nobody has two."
+    if kept:
+        yield f"The copied columns ({list_names(kept, 8)}) are public, even when combined with each other or with other tables."
+    where = f" Source: {about.domains}" if about.domains else " The issuer names no source."
+    found = [name for name, part in card.columns.items() if "threshold" in (part.model_extra or {})]
+    but = f", other than the levels of {list_names(found, 8)} that ε covers," if found else ""
+    yield f"Levels and bounds{but} do not come from the private rows.{where}"
+    if isinstance(card.guarantee.unprotected, CoveredRows) and card.guarantee.unprotected.fraction:
+        yield "The people whom the promise leaves out have agreed."
+    if card.guarantee.adjacency != "add-remove":
+        yield "No harm is done if others learn who is in the table."
+    if not counted:
+        yield "I know all other releases of these data; no ledger counts them here."
+    if card.guarantee.cautions:
+        yield "I have read and accept the cautions above."
 
 
 # what an attacker gains, what another release would cost, and what a ledger leaves
@@ -303,6 +436,21 @@ def describe_tests(losses: Mapping[str, tuple[float, float]]) -> list[tuple[str,
     return [(f"{100 * each:g} %", *map(percent_above, found)) for each, found in powers.items()]
 
 
+def bound_guess(epsilon: float, delta: float) -> float:
+    """Return how often a guess between two statements that are equally likely is right, at most.
+
+    Notes
+    -----
+    1 - (α + β) / 2, where α + e^ε·β ≥ 1 - δ and e^ε·α + β ≥ 1 - δ: the least sum of errors is
+    2·(1 - δ) / (1 + e^ε).
+
+    References
+    ----------
+    Kairouz, Oh and Viswanath 2015, Theorem 2.1.
+    """
+    return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 100.0)))
+
+
 def describe_odds(epsilon: float) -> str:
     """Return the factor exp(ε), rounded up."""
     factor = math.exp(min(epsilon, 100.0))
@@ -313,24 +461,14 @@ def describe_odds(epsilon: float) -> str:
 
 def describe_gain(card: Card) -> str:
     """Return what a release may change in a belief, in words that can be repeated; empty if no ε is promised, or it protects nobody."""
-    epsilon, unit = card.guarantee.epsilon, card.guarantee.unit
+    epsilon = card.guarantee.epsilon
     if epsilon is None or card.insecure:
         return ""
     losses = list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
-    covered = "protected " if card.has_holdout else ""
-    whose = f"a {covered}row" if isinstance(unit, str) else f"a {covered}{unit.column}"
-    whole = (
-        f" (its {', '.join(card.guarantee.epsilon_private)})"
-        if card.guarantee.epsilon_private
-        else ""
-    )
-    statements = {
-        "it is there": "is in the table",
-        "one value rather than another": f"has one value rather than another{whole}",
-    }
+    said = ("is in the table", "has one value rather than another")[-len(losses) :]
     gains = [
-        f"that {whose} {statements[what]} becomes one of at most {bound_belief(0.5, loss)}"
-        for what, (loss, _) in losses.items()
+        f"that {_say_whose(card)} {each} becomes one of at most {bound_belief(0.5, loss)}"
+        for each, (loss, _) in zip(said, losses.values(), strict=True)
     ]
     apart = ", apart from δ" if card.guarantee.delta else ""
     return f"To someone who knows everything else, a belief of 50 % {', and one of 50 % '.join(gains)}{apart}."
@@ -377,14 +515,18 @@ def _describe_attacker(card: Card) -> Content | None:
         # this ε is the one at the δ of the limit
         all_losses = list_losses(ledger.epsilon, ledger.delta_limit, guarantee.adjacency)
         together = percent_above(attacker_power(*all_losses["one value rather than another"]))
+    heads, beliefs = describe_beliefs(losses, persons=guarantee.unit == "row")
     return {
         "together": together,
         "odds": [(describe_odds(each), delta) for each, delta in losses.values()],
-        "statements": list(losses),
-        "beliefs": describe_beliefs(losses, persons=guarantee.unit == "row"),
+        "guesses": [bound_guess(*loss) for loss in losses.values()],
+        "after": [f"After: {head}" for head in heads],
+        "detected": [f"Detected: {head}" for head in losses],
+        "beliefs": beliefs,
         "tests": describe_tests(losses),
         "columns": [
-            (name, each, describe_odds(each), bound_belief(0.5, each)) for name, each in columns
+            (name, write_above(each), describe_odds(each), bound_belief(0.5, each))
+            for name, each in columns
         ],
     }
 
@@ -404,7 +546,10 @@ def list_spent(card: Card) -> Iterator[tuple[str, str]]:
         if event.get("kind") == "discrete-laplace":
             laws.append((f"discrete Laplace, scale {event['scale']:.6g}", event.get("count", 1)))
         elif event.get("kind") == "discrete-gaussian":
-            laws.append((f"discrete Gaussian, σ = {event['sigma']:.6g}", event.get("count", 1)))
+            fine = event["sensitivity"] >= FINE
+            parts = f", where a unit counts {event['sensitivity']:,.0f}" if fine else ""
+            law = f"discrete Gaussian, σ = {event['sigma']:.6g}{parts}"
+            laws.append((law, event.get("count", 1)))
     by_column = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
         noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if by_column else ""
@@ -417,10 +562,11 @@ def list_spent(card: Card) -> Iterator[tuple[str, str]]:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
             exact = f", of which {write_above(part.epsilon_exact or 0.0)} are spent" if less else ""
             yield f"Each released row, {name}", f"ε = {write_above(part.epsilon)}{exact}"
+    whose = "persons" if "persons" in card.mechanism.details else "rows"
     for name, each in list(accounting.get("noise", {}).items())[:MAX_COLUMNS]:
         yield (
             f"Noise of a count, {find_guidance(card).counts(name)}",
-            f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows",
+            f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} {whose}",
         )
     alike: Counter[str] = Counter()
     for law, n_vectors in () if by_column else laws:
@@ -440,14 +586,8 @@ def _flatten(event: Named) -> Iterator[Named]:
         yield event
 
 
-def _say_number(value: float | None) -> str:
-    """Return a number with the digits that it has, up to six; whole ones with commas."""
-    if value is None:
-        return "none"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.6g}"
-
-
-def _describe_column(name: str, card: Card) -> Content:
+def describe_column(name: str, card: Card) -> Content:
+    """Return a released column with its domain, and what becomes of values outside it, in words."""
     part = card.columns[name]
     stated = part.details
     levels, bounds = stated.get("levels"), stated.get("bounds")
@@ -455,9 +595,11 @@ def _describe_column(name: str, card: Card) -> Content:
         some = ", ".join(map(label_level, levels[:8]))
         domain = f"{len(levels):,} levels: {some}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        dates = [say_date(bound, stated.get("numbers")) for bound in bounds]
-        ends = [_say_number(bound) if isinstance(bound, int | float) else bound for bound in bounds]
-        domain = " to ".join(date or str(end) for date, end in zip(dates, ends, strict=True))
+        domain = " to ".join(
+            say_date(bound, stated.get("numbers"))
+            or (say_number(bound) if isinstance(bound, int | float) else str(bound))
+            for bound in bounds
+        )
     else:
         domain = "as it is" if part.role == "kept" else stated.get("from", "")
     domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""
@@ -473,14 +615,16 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
     names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
     is_tables = find_guidance(card).shape(card) == "tables"
     more = ["table", "count", "margin_95"] if is_tables else ["weight", *_coverages(card).values()]
-    sample = read_sample(shards, manifest, [*names, *more])
-    if is_tables:
-        histograms, pairs = read_tables(card, sample)[:MAX_COLUMNS], None
-    else:
-        known = [name for name in names if name in sample.rows.column_names]
-        counted = [count_histogram(name, sample, card) for name in known]
-        histograms = [each for each in counted if each is not None]
-        pairs = associate(known, sample, card)
+    histograms: list[Any] = []
+    for part in manifest.tables.values() or (manifest,):  # of several, the rows come last
+        sample = read_sample(shards, part, [*names, *more])
+        if is_tables:
+            histograms, pairs = read_tables(card, sample)[:MAX_COLUMNS], None
+        else:
+            known = [name for name in names if name in sample.rows.column_names]
+            counted = [count_histogram(name, sample, card) for name in known]
+            histograms += [each for each in counted if each is not None]
+            pairs = associate(known, sample, card)
     picture = None
     if pairs is not None:
         picture = draw_table(pairs.table, pairs.columns, across="", down="", most=1.0)
@@ -492,6 +636,9 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
     return {
         "histograms": histograms,
         "associations": pairs,
+        "strongest": []
+        if pairs is None
+        else [(f"{a} and {b}", f"{v:.2f}") for a, b, v in pairs.list_strongest(10)],
         "picture": picture,
         "narrow": narrow,
         "n_read": sample.rows.num_rows,

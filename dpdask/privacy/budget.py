@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     Field,
     PlainSerializer,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
-from dpdask.documents import Document
+from dpdask.documents import Document, GrownDocument
 from dpdask.errors import SpecError, quote_names
 from dpdask.privacy.events import Adjacency, RowOrder, round_down
 
@@ -53,7 +52,7 @@ def describe_published(order: RowOrder) -> str:
     return f"The kept columns, the number of rows and the presence of each row are published as they are; {shuffled}"
 
 
-class UnitColumn(Document):
+class UnitColumn(GrownDocument):
     """The privacy unit: all rows that share a column's value.
 
     Examples
@@ -67,17 +66,28 @@ class UnitColumn(Document):
     """The column that names the unit, as a user's id does."""
     max_rows: int = Field(ge=1)
     """The largest number of rows of one unit that are released."""
+    name: str | None = Field(
+        default=None, min_length=1, max_length=40, pattern=r"^[^\W\d_][\w -]*$"
+    )
+    """What people call one unit, such as `patient`: promise, page and card say it in place of the
+    column's name.
+    """
     publish_counts: bool = False
     """Whether the exact number of rows of each released unit is published, as a weight of each
     released row: estimates can then be those of the table, not of the bounded rows.
     """
 
-    @model_serializer(mode="wrap")
-    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> Any:
-        shown = serialize(self)
-        if not self.publish_counts:  # cards and jobs without it keep their bytes
-            shown.pop("publish_counts", None)
-        return shown
+    later: ClassVar[frozenset[str]] = frozenset(("publish_counts", "name"))
+
+    @property
+    def label(self) -> str:
+        """One unit in words: its name, or else its column."""
+        return self.name or self.column
+
+    @property
+    def explained(self) -> str:
+        """One unit in words, with its column if it has a name of its own."""
+        return f"{self.name} (one value of {self.column})" if self.name else self.column
 
     @property
     def weight(self) -> str | None:
@@ -181,6 +191,51 @@ def _split(epsilon: float, weights: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(round_down(Fraction(epsilon) * Fraction(weight) / total) for weight in weights)
 
 
+Part = Literal["promise", "protected", "not protected", "published", "attacker"]
+HEADS = {"protected": "Protected: ", "not protected": "Not protected: "}
+_WIDTH = 100  # of a line of a plan
+
+
+class Promise(str):
+    """A promise in words that knows its parts: what is promised, who is protected, who is not, what is published as it is, and what an attacker gains."""
+
+    parts: tuple[tuple[Part, str], ...] = ()
+
+    @classmethod
+    def of(cls, *parts: tuple[Part, str]) -> Promise:
+        """Return the promise that has these parts, each of whole sentences."""
+        made = cls(" ".join(map(say_part, parts)))
+        made.parts = parts
+        return made
+
+    def list_parts(self, before: str = "") -> list[dict[str, str]]:
+        """Return the parts as plain values, the first with a text before it."""
+        (first, text), *rest = self.parts
+        return [{"part": part, "text": each} for part, each in ((first, before + text), *rest)]
+
+
+def say_part(part: tuple[Part, str]) -> str:
+    """Return a part of a promise as it stands in its text."""
+    return HEADS.get(part[0], "") + part[1]
+
+
+def wrap_promise(promise: str) -> Iterator[str]:
+    """Yield the lines of a promise under its label, wrapped; each part begins a line."""
+    parts = promise.parts if isinstance(promise, Promise) and promise.parts else ()
+    texts = [say_part(part) for part in parts] or [str(promise)]
+    start = "  promise   "
+    for text in texts:
+        yield from textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        start = " " * len(start)
+
+
 def guarantee_text(
     budget: Budget,
     protected: str,
@@ -188,7 +243,7 @@ def guarantee_text(
     order: RowOrder = "keep",
     *,
     everyone: bool = True,
-) -> str:
+) -> Promise:
     """Return the promise, in words, of a release row by row, including who is not covered.
 
     Parameters
@@ -209,27 +264,36 @@ def guarantee_text(
     whose, what, tested = "Each released row's private values", "one row", "a released row"
     if unit is not None:
         whose = f"All private values of all released rows that share a {unit.column}"
-        what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
-        tested = f"the released rows of a {unit.column}"
+        what = f"the rows of one {unit.explained}, of which at most {unit.max_rows} are released"
+        tested = f"the released rows of a {unit.label}"
     counts = "" if unit is None or not unit.publish_counts else f"; {describe_counts(unit)}"
     if counts and unprotected.startswith("none"):
         unprotected = f"of the values {unprotected}"
-    return (
-        f"{whose} are {_parameters_text(budget, '', what)}. "
-        f"Protected: {protected}. Not protected: {unprotected}{counts}. "
-        f"{describe_published(order)}; {_several_text(budget, 'released rows')}. "
-        + _attacker_text(budget, f"{tested} had one value rather than another")
-        + ("" if everyone else " No such bound holds for the rows that are not protected.")
+    attacker = _attacker_text(budget, f"{tested} had one value rather than another")
+    if not everyone:
+        attacker += " No such bound holds for the rows that are not protected."
+    return Promise.of(
+        ("promise", f"{whose} are {_parameters_text(budget, '', what)}."),
+        ("protected", f"{protected}; {_several_text(budget, 'released rows')}."),
+        ("not protected", f"{unprotected}{counts}."),
+        ("published", f"{describe_published(order)}."),
+        ("attacker", attacker),
     )
 
 
 def describe_counts(unit: UnitColumn) -> str:
     """Return who is not protected where the numbers of rows are published."""
-    return f"how many rows of the table each released {unit.column} has, which is published exactly"
+    return f"how many rows of the table each released {unit.label} has, which is published exactly"
 
 
-def noisy_counts_text(budget: Budget) -> str:
+def noisy_counts_text(budget: Budget, *, persons: bool = False) -> Promise:
     """Return the promise, in words, of a release that is computed from noisy counts of all rows alone: their number is exact under replace-one.
+
+    Parameters
+    ----------
+    persons
+        Whether each unit is counted as one person, whatever its number of rows: then that number is
+        private, and that of persons is exact under replace-one.
 
     Notes
     -----
@@ -242,20 +306,33 @@ def noisy_counts_text(budget: Budget) -> str:
     unit = budget.unit_column
     one, who, tested, it, are = "one row", "one row", "a row", "it", "is"
     if unit is not None:
-        one = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used"
-        who, tested, it, are = f"one {unit.column}", f"a {unit.column}'s rows", "they", "are"
+        one = f"the rows of one {unit.explained}, of which at most {unit.max_rows} are used"
+        who, tested, it, are = f"one {unit.label}", f"a {unit.label}'s rows", "they", "are"
+        if persons:  # whoever keeps a row in the table of persons, but loses all others, moves more
+            one = f"one {unit.explained}, of whose rows at most {unit.max_rows} are used"
+            tested, it, are = f"a {unit.label}", "it", "is"
     other = "had one value rather than another"
+    counted = "persons" if persons else "rows"
     if budget.adjacency == "replace-one":
         neighbours, count = f"{who}'s values change", "is published as it is"
+        if persons:
+            neighbours, count = (
+                f"{who} is replaced, with all rows",
+                f"{count}, and that of their rows is private",
+            )
         attacker = _attacker_text(budget, f"{tested} {other}")
     else:
         neighbours, count = f"{who} is present or absent", "is private"
         attacker = _attacker_text(budget, f"{tested} {are} there", f"{it} {other}")
-    return (
-        "Everything that is released is computed from noisy statistics, which are "
-        f"{_parameters_text(budget, f': {neighbours}', one)}. "
-        f"Protected: {COVERED}. Not protected: {UNCOVERED}. "
-        f"The number of rows {count}; {_several_text(budget, 'rows')}. {attacker}"
+    covered = "every person, with all rows" if persons else COVERED
+    promised = _parameters_text(budget, f": {neighbours}", one)
+    computed = "Everything that is released is computed from noisy statistics, which are"
+    return Promise.of(
+        ("promise", f"{computed} {promised}."),
+        ("protected", f"{covered}; {_several_text(budget, 'rows')}."),
+        ("not protected", f"{UNCOVERED}."),
+        ("published", f"The number of {counted} {count}."),
+        ("attacker", attacker),
     )
 
 

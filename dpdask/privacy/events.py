@@ -12,11 +12,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any, Literal, Protocol, TypeGuard, get_args
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import SpecError
 
 
@@ -67,7 +68,7 @@ RowOrder = Literal["shuffled", "keep"]
 Fate = Literal["held out", "republished"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Uncovered:
     """A random sample of the rows that have no ε in one release."""
 
@@ -82,17 +83,14 @@ class Uncovered:
     def __post_init__(self) -> None:
         _check_positive("fraction", self.fraction)
         if not (self.fraction < 1 and self.fate in get_args(Fate) and isinstance(self.sample, str)):
-            raise SpecError(
-                "the rows that an event leaves out are described wrongly",
-                "event",
-                "give a fraction in (0, 1), their fate and a name",
-            )
+            what = "an event describes the rows that it leaves out incorrectly"
+            raise SpecError(what, "event", "give a fraction in (0, 1), their fate and a name")
 
 
 KEY = "series"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Series:
     """Where one release stands in a series."""
 
@@ -113,10 +111,8 @@ class Series:
         if data is None:
             return None
         if not isinstance(data, Mapping) or set(data) != {field.name for field in fields(cls)}:
-            raise SpecError(
-                "an event's series must have an id, a release, a previous digest and a head",
-                "event",
-            )
+            what = "an event's series must have an id, a release, a previous digest and a head"
+            raise SpecError(what, "event")
         return cls(**data)
 
 
@@ -141,7 +137,7 @@ FORMAT = 1
 Adjacency = Literal["replace-one", "add-remove"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class LocalRelease:
     """Every row was randomised on its own, before anything was computed.
 
@@ -161,7 +157,7 @@ class LocalRelease:
         _check_unit(self.unit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DiscreteLaplace:
     """Discrete Laplace noise was added to vectors of whole numbers, Pr(e) ∝ exp(-|e| / scale), independently per entry.
 
@@ -184,7 +180,7 @@ class DiscreteLaplace:
         _check_whole("count", self.count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DiscreteGaussian:
     """Discrete Gaussian noise was added to vectors of whole numbers, Pr(e) ∝ exp(-e² / 2σ²), independently per entry."""
 
@@ -204,30 +200,34 @@ class DiscreteGaussian:
         _check_whole("count", self.count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class KeySelection:
-    """Of the keys that occur in a column, those were listed whose noisy number of units reached `noise.find_threshold`, with these numbers.
+    """Of the keys that occur in a column, those were listed whose noisy sum of the weights of its units reached `noise.find_threshold`, with these sums.
 
     Notes
     -----
     A key of one unit alone is a key of no unit in the neighbouring table, where it is not listed:
     that happens with probability at most δ₀ for all keys of a unit together, under replace-one
     too, where each of the two tables has such keys. Whatever else happens differs by the noise of
-    numbers that are positive in both tables. So a selection is dominated by its noise beside a
+    sums that are positive in both tables. So a selection is dominated by its noise beside a
     mechanism that fails with probability δ₀: where the noise costs (ε, δ), both cost at most
     (ε, 1 - (1 - δ)(1 - δ₀)) (Wilson et al., Differentially private SQL with bounded user
     contribution, 2020; Desfontaines, Voss, Gipson and Mandayam, Differentially private partition
     selection, 2022).
     """
 
-    noise: DiscreteLaplace | DiscreteGaussian  # of the numbers of units of all keys
+    noise: DiscreteLaplace | DiscreteGaussian  # of the sums of all keys
     keys: int  # how many keys of the column a unit has at most
     delta: float  # δ₀, in (0, 1)
+    # What a unit with so many keys weighs in each; one with fewer weighs more (`noise.weigh_keys`).
+    # None: every unit weighs 1.
+    weight: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise, DiscreteLaplace | DiscreteGaussian):
             raise _wrong("noise", "an event of central noise")
         _check_whole("keys", self.keys)
+        _check_whole("weight", 1 if self.weight is None else self.weight)
         _check_positive("delta", self.delta)
         if self.delta >= 1:
             raise _wrong("delta", "below 1")
@@ -238,7 +238,7 @@ class KeySelection:
         return self.noise.adjacency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Composed:
     """Several events, in any order; each may depend on the results of earlier ones."""
 
@@ -355,7 +355,8 @@ def to_dict(event: Event) -> dict[str, Any]:
         inner = [to_dict(each) for each in event.events]
         return {"format": FORMAT, "kind": _COMPOSED, "events": inner, **rest}
     rest = {"noise": to_dict(event.noise)} if isinstance(event, KeySelection) else {}
-    return {"format": FORMAT, "kind": _NAMES[type(event)], **asdict(event), **rest}
+    written = {key: value for key, value in asdict(event).items() if value is not None}
+    return {"format": FORMAT, "kind": _NAMES[type(event)], **written, **rest}
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
@@ -372,7 +373,7 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise SpecError("the event's kind is unknown", "event", later)
-    names = set(values)
+    names = set(values) | ({"weight"} if kind == _NAMES[KeySelection] else set())
     if names != _KEYS[kind] and not (kind == _COMPOSED and {"events"} <= names <= _KEYS[kind]):
         what = f"an event of kind {kind!r} has other keys"
         raise SpecError(what, "event", "correct the file it comes from")
@@ -445,8 +446,9 @@ _DOUBLE_ERROR = (
     1e-15  # of δ, for each composition: rounding of the fast Fourier transforms, several times over
 )
 _SAFETY = 1e-9  # relative, on results that went through floating-point logarithms
-_SMOOTHING = 2.0  # r², the part of σ² that turns a continuous Gaussian into a discrete one
-_SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(-2π²r²)
+# r², the part of σ² that turns a continuous Gaussian into a discrete one, and what it adds to ε for
+# each count that changes, above 4·2·exp(-2π²r²); the latter of noise on a fine lattice
+_SMOOTHING, _FINE_SMOOTHING, FINE = (2.0, 1e-16), (8.0, 1e-60), 2.0**10
 _EXACT_SIGMA = 64.0  # below it a discrete Gaussian's own PLD is made; above it, one has 23 σ points and the bound is as good
 _MAX_ROUGH = 1e3  # too little noise for a distribution
 _TOLERANCE = 1e-7
@@ -482,7 +484,7 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     and sensitivity 1. *Discrete Gaussian*, L2 sensitivity s: dp_accounting has no event for it,
     only the PLD of whole shifts of one count. With s² < 4, counts move by at most 1 each, so at
     most ⌊s²⌋ unit shifts happen, and their composition is exact. Otherwise a continuous Gaussian of
-    variance σ² - r² stands in, r² = 2: drawn, and then rounded to the whole number z with
+    variance σ² - r² stands in, r² = 2 (8 where s ≥ 2¹⁰): drawn, and then rounded to the whole number z with
     probability ∝ exp(-(z-x)²/2r²), it has at every z the discrete Gaussian's probability up to a
     factor of (1+η)/(1-η), η = 2·exp(-2π²r²) (Poisson summation; Peikert, An efficient and parallel
     Gaussian sampler for lattices, 2010, Theorem 3.1). Rounding is post-processing; the factors,
@@ -609,9 +611,8 @@ def scale_events(
     if not 0 < epsilon < math.inf:
         raise SpecError("epsilon must be positive and finite", "noise scale")
     if delta <= 0 and any(isinstance(event, DiscreteGaussian) for event in listed):
-        raise SpecError(
-            "Gaussian noise needs a delta above 0", "noise scale", "give one, or take Laplace noise"
-        )
+        hint = "give one, or take Laplace noise"
+        raise SpecError("Gaussian noise needs a delta above 0", "noise scale", hint)
 
     def times(factor: float) -> tuple[CentralEvent, ...]:
         return tuple(
@@ -748,7 +749,7 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
         atom: 1 if atom in smoothed else n * _unit_shifts(atom) for atom, n in counted.items()
     }
     resolved = delta - _DOUBLE_ERROR * (len(counted) + sum(convolved.values()))
-    too_little = any(atom.sigma**2 <= _SMOOTHING for atom in smoothed)
+    too_little = any(atom.sigma**2 <= _smoothing(atom)[0] for atom in smoothed)
     if resolved <= 0 or not rough < _MAX_ROUGH or too_little:
         return math.inf
     # it imports most of scipy, which only a composition needs
@@ -761,9 +762,10 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     for atom, n in counted.items():
         if _is_smoothed(atom):
             sensitivity = atom.sensitivity * math.sqrt(n)
-            deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / sensitivity * (1.0 - _SAFETY)
+            smoothing, error = _smoothing(atom)
+            deviation = math.sqrt(atom.sigma**2 - smoothing) / sensitivity * (1.0 - _SAFETY)
             part = pld.from_gaussian_mechanism(deviation, **how)
-            slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
+            slack += error * _unit_shifts(atom) * n
         elif isinstance(atom, DiscreteGaussian):
             part = pld.from_discrete_gaussian_mechanism(atom.sigma, 1, **how)
         elif isinstance(atom, LocalRelease):
@@ -782,6 +784,11 @@ def _unit_shifts(atom: Atom) -> int:
     return (
         math.floor(atom.sensitivity**2 * (1.0 + 1e-9)) if isinstance(atom, DiscreteGaussian) else 1
     )
+
+
+def _smoothing(atom: DiscreteGaussian) -> tuple[float, float]:
+    """Return r² and what it adds to ε for each count that changes."""
+    return _FINE_SMOOTHING if atom.sensitivity >= FINE else _SMOOTHING
 
 
 def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:

@@ -192,7 +192,7 @@ class LedgerStore:
             raise self._absent()  # SQLite would make an empty file
 
     def _absent(self) -> SpecError:
-        hint = "correct the URL, or make the ledger with `dpdask ledger init --url URL --dataset NAME --epsilon E`"
+        hint = "correct the URL, or make the ledger with `dpdask ledger init --url URL --dataset NAME --epsilon E --delta D`"
         return SpecError("there is no ledger here", self.place, hint)
 
     def _transact(self, engine: Engine, work: Callable[[Connection], Result]) -> Result:
@@ -664,7 +664,7 @@ class Ledger:
         query = query.with_for_update() if lock else query
         record: Any = connection.execute(query).mappings().one_or_none()
         if record is None:
-            hint = f"`dpdask ledger init --dataset {name}` gives it a budget"
+            hint = f"`dpdask ledger init --dataset {name} --epsilon E --delta D` gives it a budget"
             raise self._error(f"the ledger does not know the dataset {name!r}", hint)
         if record["format"] not in READABLE_FORMATS:
             what = f"the dataset {name!r} is of another version of the ledger"
@@ -769,7 +769,7 @@ def _append(
         "sequence": len(book.entries) + 1,
         "kind": kind,
         "run_id": run_id,
-        "event": event_text(charge.event, release),
+        "event": event_text(charge.event, release, charge.names),
         "epsilon": charge.epsilon,
         "delta": charge.delta,
         "recorded": _now(),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import DataError, SpecError
 from dpdask.privacy.events import KEY
 from dpdask.privacy.ledger import (
@@ -153,7 +153,7 @@ def copy_ledger(source: str, target: str) -> dict[str, int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class _Content:
     """The rows of a ledger's tables, without the keys of unfinished runs."""
 

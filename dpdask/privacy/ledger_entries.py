@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
 from hashlib import blake2b, sha256
 from typing import Any, Literal, get_args
 
+from dpdask.arrays import freeze_class
 from dpdask.errors import DataError, SpecError
 from dpdask.privacy.events import (
     KEY,
@@ -29,7 +31,9 @@ Kind = Literal[
 ]
 NO_RUN = ("strict", "hold-out", "limit")
 _RELEASE = "release"  # the key under which an event holds the digest of what was drawn
+_NAMES = "names"  # and that under which it holds how its run is called
 _HOLD_RELEASE = ("draw", "commit", "hold-out", "import")
+MOST_FURTHER = 100  # of which it is told how many there is room for
 _UNKNOWN = "unknown"  # the fitted release of a run that is known by its card alone
 
 
@@ -42,17 +46,20 @@ def chain_error(what: str) -> DataError:
     )
 
 
-def event_text(event: Mapping[str, Any], release: str = "") -> str:
-    """Return an event as JSON, with the digest of the release if there is one.
+def event_text(
+    event: Mapping[str, Any], release: str = "", names: Mapping[str, str] | None = None
+) -> str:
+    """Return an event as JSON, with the digest of the release and the names of its run, if there are any.
 
     Parameters
     ----------
     release
         SHA-256 of the fitted release; empty if there is none yet.
     """
+    rest = {_RELEASE: release, _NAMES: dict(names or {})}
     try:
         return json.dumps(
-            dict(event) | ({_RELEASE: release} if release else {}),
+            dict(event) | {key: value for key, value in rest.items() if value},
             sort_keys=True,
             separators=(",", ":"),
             allow_nan=False,
@@ -63,6 +70,11 @@ def event_text(event: Mapping[str, Any], release: str = "") -> str:
             "event",
             "use texts, finite numbers, lists and mappings of them",
         ) from None
+
+
+def say_further(n: int) -> str:
+    """Return how many further releases there is room for, in words."""
+    return "no" if n == 0 else f"at least {n}" if n == MOST_FURTHER else str(n)
 
 
 def check_number(value: float, where: str, below: float) -> float:
@@ -76,7 +88,7 @@ def check_number(value: float, where: str, below: float) -> float:
     return float(value) + 0.0  # -0 becomes 0, as databases return it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Charge:
     """What one run costs.
 
@@ -85,11 +97,15 @@ class Charge:
     event
         What the composer needs to know of the mechanism, as JSON with its own version; public
         parameters only, never data.
+    names
+        The `job`, the `mechanism` and the `output` of the run, for those who read the ledger. They
+        are no part of the price: a charge under other names is the same charge.
     """
 
     epsilon: float
     delta: float = 0.0
     event: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -103,7 +119,7 @@ class Charge:
     def alone(self) -> Charge:
         """The same charge outside any series: it always counts in full."""
         event = {name: value for name, value in self.event.items() if name != KEY}
-        return Charge(epsilon=self.epsilon, delta=self.delta, event=event)
+        return replace(self, event=event)
 
 
 FREE = Charge(epsilon=0.0)
@@ -118,7 +134,7 @@ def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
     return round_up_sum(charge.epsilon for charge in charges)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Entry:
     """One link of a dataset's chain."""
 
@@ -154,7 +170,7 @@ class Entry:
         return _UNKNOWN if self.kind == "import" else self.release
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Balance:
     """How much of a dataset's budget is spent, by all runs that were intended and not voided, or refused at a charge."""
 
@@ -200,7 +216,7 @@ class Balance:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Position:
     """Where a run stands in its dataset's ledger, as the chain was when the run was charged."""
 
@@ -214,7 +230,7 @@ class Position:
     earlier: tuple[Entry, ...]  # the newest entries of the earlier runs, oldest run first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Book:
     """A dataset's ledger as one transaction reads it, after checking its chain."""
 
@@ -292,6 +308,26 @@ class Book:
         ]
         return count_series([*ended, *refused]), len(unfinished)
 
+    def count_further(self, like: Charge, plus: Sequence[Charge] = ()) -> int:
+        """Return how many further charges like one fit one after the other, behind `plus`, as the ledger composes them; at most 100."""
+        own = like.alone
+
+        def exceeds(n: int) -> bool:
+            before = [*plus, *[own] * (n - 1)]
+            tried = [self.count([*before, own])]
+            if self.strict:
+                tried.append([*before, *self.count_if_refused(own)[0]])
+            return not all(self.compose(each, self.delta) <= self.epsilon for each in tried)
+
+        return bisect_left(range(1, MOST_FURTHER + 1), True, key=exceeds)
+
+    @property
+    def further(self) -> int | None:
+        """How many further releases like the last one fit, at most 100; None before the first, and of a series, whose new rows may cost nothing more."""
+        released = (each.charge for each in self.standing.values() if each.kind != "refuse")
+        *_, last = (None, *released)
+        return None if last is None or KEY in last.event else self.count_further(last)
+
     @property
     def n_refusals_charged(self) -> int:
         """How many of the refused runs stay charged."""
@@ -359,13 +395,15 @@ class Book:
             epsilon=floor,
             delta=charge.delta,
             event=add_cost(charge.event, rest) if rest > 0.0 else charge.event,
+            names=charge.names,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as the command line prints them."""
         found = {name: getattr(self, name) for name in ("dataset", "created", "strict")}
         entries = [asdict(entry) for entry in self.entries]
-        return {**found, "balance": asdict(self.balance), "entries": entries, "head": self.head}
+        told = {"balance": asdict(self.balance), "further": self.further}
+        return {**found, **told, "entries": entries, "head": self.head}
 
     @property
     def balance(self) -> Balance:
@@ -415,7 +453,8 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     try:
         event = json.loads(row["event"])
         release = event.pop(_RELEASE, "") if row["kind"] in _HOLD_RELEASE else ""
-        charge = Charge(epsilon=row["epsilon"], delta=row["delta"], event=event)
+        names = {key: str(name) for key, name in event.pop(_NAMES, {}).items()}
+        charge = Charge(epsilon=row["epsilon"], delta=row["delta"], event=event, names=names)
     except (SpecError, ValueError, TypeError, AttributeError):
         raise chain_error(f"the entry {row['sequence']} holds no charge") from None
     if row["kind"] not in get_args(Kind):
@@ -426,7 +465,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     return Entry(charge=charge, release=release, **rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Coverage:
     """The rows without ε of all releases of one dataset together."""
 
@@ -578,7 +617,7 @@ def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _leaves(inner)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Claim:
     """A release that a card tells of, as a ledger would have charged it."""
 

@@ -170,14 +170,20 @@ def bound_tail(event: CentralEvent, least: int) -> float:
 
 
 def find_threshold(selection: KeySelection) -> int:
-    """Return the least noisy number of units at which a key is listed: one unit alone has each of its keys listed with probability q* at most.
+    """Return the least noisy sum at which a key is listed: a unit with as many keys as are allowed has each key that is its alone listed with probability q* at most.
 
     Notes
     -----
-    1 + min {t: Pr(e ≥ t) ≤ q*}, 1 - (1 - q*)^m = δ₀. The threshold is that of the discrete noise:
-    formulas of continuous noise let a key of one unit through up to 8.6 times too often.
+    w + min {t: Pr(e ≥ t) ≤ q*}, 1 - (1 - q*)^m = δ₀, w the least weight. The threshold is that of
+    the discrete noise: formulas of continuous noise let a key of one unit through up to 8.6 times
+    too often.
     """
-    most = -math.expm1(math.log1p(-selection.delta) / selection.keys) * (1.0 - _ROUNDING)
+    return (selection.weight or 1) + _find_excess(selection, selection.keys)
+
+
+def _find_excess(selection: KeySelection, keys: int) -> int:
+    """Return the least number that the noise of one of so many keys reaches with probability q* at most."""
+    most = -math.expm1(math.log1p(-selection.delta) / keys) * (1.0 - _ROUNDING)
     if not most > 0.0:
         raise SpecError("is too small for a threshold", "`delta`", "set it to 1e-9 or so")
     low, high = 0, 1
@@ -189,18 +195,45 @@ def find_threshold(selection: KeySelection) -> int:
             low = middle
         else:
             high = middle
-    return 1 + high
+    return high
+
+
+def weigh_keys(selection: KeySelection, most: int) -> Ints:
+    """Return what a unit weighs in each of its keys, by how many keys it has: int64 array of shape (most + 1,), not increasing from 1 on.
+
+    Notes
+    -----
+    A unit with t keys weighs as much as the sensitivity allows, w √(m/t) for Gaussian noise and
+    w m/t for Laplace noise, but no more than lets its own keys through with probability q*(t) at
+    most. With m keys it weighs w. So no key is listed less often than if every unit weighed w,
+    under the same noise and the same threshold (Gopi et al., Differentially private set union,
+    2020, have such weights in a sequential form).
+    """
+    numbers, keys = np.arange(1, most + 1), selection.keys
+    if (least := selection.weight) is None:
+        return np.append(0, np.ones_like(numbers))
+    if isinstance(selection.noise, DiscreteGaussian):
+        found = [math.isqrt(keys * least**2 // t) for t in range(1, most + 1)]
+    else:
+        found = [keys * least // t for t in range(1, most + 1)]
+    # the noise of a few numbers of keys stands for those below them too, where q* is larger
+    powers = range(math.ceil(math.log(keys, 1.1)) + 1)
+    points = sorted({min(keys, math.ceil(1.1**power)) for power in powers} | {keys})
+    excess = np.array([_find_excess(selection, point) for point in points])
+    own = excess[np.searchsorted(points, numbers)]
+    return np.append(0, np.minimum(found, find_threshold(selection) - own))
 
 
 def select_keys(
     counts: Counts, selection: KeySelection, *, rng: Rng | None = None
 ) -> tuple[Indices, Counts]:
-    """Return the places of the keys that are listed, and their noisy numbers of units.
+    """Return the places of the keys that are listed, and their noisy sums.
 
     Parameters
     ----------
     counts
-        int64 array of shape (n,): of each key that occurs, how many units have it, at least 1.
+        int64 array of shape (n,): of each key that occurs, what its units weigh (`weigh_keys`), at
+        least 1.
 
     Privacy
     -------

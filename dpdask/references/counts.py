@@ -37,6 +37,14 @@ Counts = Ints
 
 
 AGAIN, IN_CELLS = ", again", " in cells"  # ends of labels
+# of tables of persons: by the band of the number of rows, or by the number; of two different rows
+# of a person; of persons whose rows all agree, by band
+BY_BAND, NUMBERS, PAIRS, AGREEING = (
+    ", by band",
+    ", numbers of rows",
+    ", pairs of rows",
+    ", agreeing",
+)
 
 
 def label_table(*names: str) -> str:

@@ -281,8 +281,7 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
     doubtful = empty | (masses <= _DOUBT * spread)
     possible = np.where(present | empty[..., None], children, -np.inf)
     projected = project_each(possible, np.where(doubtful, 1.0, masses))
-    found: Floats = np.where(doubtful[..., None], falling, projected)
-    return found
+    return np.where(doubtful[..., None], falling, projected)
 
 
 def find_bins(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.arrays import Ints as Counts
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
 from dpdask.codec import Codecs, float_type
@@ -135,9 +135,8 @@ class Histogram(ReferenceBase):
         adaptive = self.bins == "adaptive" and not own.codec.has_levels
         return make_hierarchy(own.codec) if adaptive else None
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: str) -> tuple[str, ...]:
         """Return what a run does before it writes, in words; see `ReferenceBase.stages`."""
-        del uncounted
         return (f"survey: read {columns}; count all rows in public cells", FIT)
 
     def check_counts(self, counts: ColumnCounts) -> None:
@@ -199,7 +198,7 @@ class Histogram(ReferenceBase):
         return split_share(epsilon, self.share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NoisyHistograms(Archived):
     """The noisy histograms of a run's columns, kept so that their noise is drawn only once."""
 
@@ -509,7 +508,6 @@ class Tree(ReferenceBase):
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check that the bins name only columns that are cut; see `ReferenceBase.check`."""
-        del unit
         check_bins(self.bins, schema, "reference.bins")
 
     def cells(self, codecs: Codecs, found: Found | None = None) -> dict[str, Cells]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.archive import Archived
-from dpdask.arrays import Floats
+from dpdask.arrays import Floats, freeze_class
 from dpdask.cells import Cells
 from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document
@@ -37,7 +37,7 @@ Counted = LevelCounts | RankSummary | CellCounts
 
 
 # no repr: Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class ColumnCounts:
     """The distribution of each column by itself: counts of levels, of public cells, or a summary of ranks; exact and private."""
 
@@ -52,7 +52,7 @@ class ColumnCounts:
         return type(self)(merged)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class ColumnStatistic:
     """The distribution of each column by itself."""
 
@@ -92,14 +92,14 @@ class ColumnStatistic:
 MARGINS = "margins: each column's own distribution, and nothing of how they depend on each other"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class LevelDistribution:
     """The probability of each level: float64 array of shape (n_levels,), summing to 1, zeros allowed."""
 
     probabilities: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class RankDistribution:
     """A continualised cdf."""
 
@@ -183,6 +183,7 @@ def check_levels(codec: LevelCodec, probabilities: Floats) -> LevelDistribution:
     return LevelDistribution(probabilities / total)
 
 
+CHECK = "survey: read {columns}; check their values and count the rows"
 FIT = "fit: compute the reference and each column's channel on the driver, and write them once"
 
 Structure = Literal["columns", "records", "tree"]
@@ -243,7 +244,6 @@ class ReferenceBase(Document):
         rows: int,
     ) -> dict[str, DiscreteLaplace]:
         """Return the noise of each column's counts; none if they have no noise of their own."""
-        del epsilons, columns, adjacency, rows
         return {}
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
@@ -251,12 +251,10 @@ class ReferenceBase(Document):
 
     def cells(self, codecs: Codecs) -> dict[str, Cells]:
         """Return the public cells in which columns are counted; none if they are not counted in cells."""
-        del codecs
         return {}
 
     def sizes(self, codecs: Codecs) -> dict[str, int]:
         """Return how many noisy counts each column has; none if they have no noise of their own."""
-        del codecs
         return {}
 
     def check_codecs(self, codecs: Codecs) -> None:
@@ -280,12 +278,10 @@ class ReferenceBase(Document):
             Returns the random stream of each histogram, by its id; None: noise from the operating
             system's entropy.
         """
-        del counts, codecs, events, noise
         return None
 
     def list_counts(self, drawn: Any, codecs: Codecs) -> Iterable[pa.Table]:
         """Return noisy counts that are published beside the release; see `Mechanism.list_counts`."""
-        del drawn, codecs
         return ()
 
     def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
@@ -303,15 +299,8 @@ class ReferenceBase(Document):
         """Return the statistic that is counted over the reference rows."""
         return ColumnStatistic(codecs=codecs, cells=self.cells(codecs))
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
-        """Return the steps of a run before it writes, in words.
-
-        Parameters
-        ----------
-        uncounted
-            Whether the private table's footers do not tell how many rows it has.
-        """
-        del columns, uncounted
+    def stages(self, columns: str) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words."""
         return (FIT,)
 
     def warnings(self) -> tuple[str, ...]:

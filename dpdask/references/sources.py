@@ -19,6 +19,7 @@ from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import Fate
 from dpdask.references.reference import (
+    CHECK,
     FIT,
     Distribution,
     ReferenceBase,
@@ -77,9 +78,8 @@ class Holdout(ReferenceBase):
         """The probability with which a row is held out."""
         return self.fraction
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: str) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
-        del uncounted
         return (
             f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree",
             FIT,
@@ -109,17 +109,10 @@ class Public(TableReference):
     not_local: ClassVar[str | None] = None
     rows: ClassVar[Literal["public"]] = "public"
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
-        """Return the steps of a run before it writes, in words.
-
-        Parameters
-        ----------
-        uncounted
-            Whether the private table's footers do not tell how many rows it has.
-        """
-        counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
+    def stages(self, columns: str) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
         return (
-            *counted,
+            CHECK.format(columns=columns),
             f"reference: read {columns} of the public table; its distribution, merged in a tree",
             FIT,
         )
@@ -196,7 +189,6 @@ class Known(ReferenceBase):
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check that exactly the privatised columns have a declared distribution."""
-        del unit
         for name in schema.privatised:
             self._get(name)
         for name in self.columns:
@@ -210,10 +202,12 @@ class Known(ReferenceBase):
             raise SpecError("has no declared distribution", f"column {name!r}", mend)
         return self.columns[name]
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: str) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
-        counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
-        return (*counted, FIT.replace("the reference", "the declared reference"))
+        return (
+            CHECK.format(columns=columns),
+            FIT.replace("the reference", "the declared reference"),
+        )
 
     def check_codecs(self, codecs: Codecs) -> None:
         """Check that each declared distribution fits its column; see `ReferenceBase.check_codecs`."""
@@ -224,7 +218,6 @@ class Known(ReferenceBase):
 
         For the parameters see `ReferenceBase.distributions`.
         """
-        del counts
         return {name: self.distribution(codec) for name, codec in codecs.items()}
 
     def distribution(self, codec: Codec) -> Distribution:
@@ -436,21 +429,17 @@ class Chain(TableReference):
             )
         return tuple(found)
 
-    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
-        """Return the steps of a run before it writes, in words.
-
-        Parameters
-        ----------
-        uncounted
-            Whether the private table's footers do not tell how many rows it has.
-        """
+    def stages(self, columns: str) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
         read = columns if self.by is None else f"{columns}, {self.by}"
         records = f"their distinct records, merged in a tree; above {self.max_records:,}, a keyed sample of 2**-k of the rows, and the card says k"
         if self.fraction is not None:
             found = [f"survey: read {read}; choose the hold-out; {records}"]
         else:
-            found = [f"survey: read {read}; count the rows"] if uncounted else []
-            found.append(f"reference: read {read} of the public table; {records}")
+            found = [
+                CHECK.format(columns=read),
+                f"reference: read {read} of the public table; {records}",
+            ]
         order = "given" if isinstance(self.order, tuple) else self.order or "the schema's"
         own = ""
         if self.by is not None:

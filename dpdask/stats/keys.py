@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdask.arrays import Int32s, Ints, Uint32s, Words
+from dpdask.arrays import Int32s, Ints, Uint32s, Words, freeze_class
 from dpdask.codec import Codecs, LevelCodec
 from dpdask.errors import DataError
-from dpdask.kernels.hashing import first_keys, groups, siphash
+from dpdask.kernels.hashing import add_weights, first_keys, groups, siphash
 from dpdask.stats.statistic import Chosen, TreeFold, as_words
 from dpdask.streams import Streams, words
 
 UNIT_ID, KEYS_ID = "bounding/unit", "discover/keys"
-# bits of one word, below those of a unit's number: the hash of one of its keys, and the key's place
-_HASH_BITS, _CODE_BITS = 20, 20
-_MOST_UNITS, _MOST_KEYS = 2**24, 2**20  # that one word holds
+# a word holds a unit's number, the hash of one of its keys, and the key's place, if they are short
+_WORD_BITS, _HASH_BITS = 64, 20
 _BUFFERED = 2**20  # rows that are counted together: a batch may have fewer than there are keys
 
 
 class KeyCounts(NamedTuple):
-    """The keys that occur, in their order, and how many units have each."""
+    """The keys that occur, in their order, and how many units have each, or what these weigh."""
 
     keys: pa.Array
     counts: Ints
+
+
+Weigh = Callable[[int], Ints]  # what a unit weighs by how many keys it has, up to a number
 
 
 def _leave_out_empty(keys: pa.Array, counts: Ints) -> KeyCounts:
@@ -66,12 +68,11 @@ def _find_first(group: Ints, hashes: Uint32s, ranks: Words, most: int) -> Ints:
     order = order[~(same & (np.diff(ranks[order].astype(np.int64), prepend=-1) == 0))]
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    found: Ints = order[place < most]
-    return found
+    return order[place < most]
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class RowKeys:
     """How many rows have each key."""
 
@@ -81,17 +82,8 @@ class RowKeys:
     @classmethod
     def of_rows(cls, array: pa.ChunkedArray) -> Self:
         """Return the counts of some rows, of which none is null."""
-        encoded = array.dictionary_encode()
-        keys, counts = [pa.nulls(0, encoded.type.value_type)], [np.zeros(0, dtype=np.int64)]
-        last = None
-        for chunk in encoded.chunks:
-            # batches of one row group share their dictionary, and to compare it is faster than to hash it
-            if last is None or not chunk.dictionary.equals(last):
-                last = chunk.dictionary
-                keys.append(last)
-                counts.append(np.zeros(len(last), dtype=np.int64))
-            counts[-1] += np.bincount(chunk.indices, minlength=len(last))
-        return cls(*_leave_out_empty(pa.concat_arrays(keys), np.concatenate(counts)))
+        keys, codes = _encode(array)
+        return cls(*_leave_out_empty(keys, np.bincount(codes, minlength=len(keys))))
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
@@ -99,14 +91,14 @@ class RowKeys:
         keys = pa.concat_arrays([part.keys for part in parts])
         return type(self)(*_tally(keys, np.concatenate([part.counts for part in parts])))
 
-    def tally(self) -> KeyCounts:
-        """Return how many rows have each key."""
+    def tally(self, weigh: Weigh) -> KeyCounts:
+        """Return what the rows with each key weigh, each of which has one."""
         keys, counts = _tally(self.keys, self.counts)
         order = pc.sort_indices(keys)
-        return KeyCounts(keys.take(order), counts[np.asarray(order)])
+        return KeyCounts(keys.take(order), counts[np.asarray(order)] * weigh(1)[1])
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class UnitKeys:
     """Which keys each unit has, at most `most` of them: those whose keyed hashes come first, and of one hash, the lesser key.
 
@@ -118,7 +110,7 @@ class UnitKeys:
 
     most: int
     keys: pa.Array  # distinct, increasing
-    units: Words  # keyed hashes, of one length with the two below
+    units: Words  # keyed hashes, of one length with the two below; those of a unit are neighbours
     hashes: Uint32s  # of the unit and the key, 20 bits
     codes: Int32s  # places among the keys
 
@@ -145,22 +137,24 @@ class UnitKeys:
         ranks[order] = np.cumsum(is_new, dtype=np.uint64) - np.uint64(1)
         group, n_units = groups(units)
         keys = keys if is_new.all() else keys.filter(pa.array(is_new))
-        if n_units > _MOST_UNITS or len(keys) > _MOST_KEYS:
+        code_bits = len(keys).bit_length()
+        unit_shift = np.uint64(_HASH_BITS + code_bits)
+        if n_units.bit_length() + int(unit_shift) > _WORD_BITS:
             own = _find_first(group, hashes, ranks[codes], most)
             return cls(most, keys, units[own], hashes[own], ranks[codes[own]].astype(np.int32))
         names = np.empty(n_units, dtype=np.uint64)
         names[group] = units
-        packed = group.astype(np.uint64) << np.uint64(_HASH_BITS + _CODE_BITS)
-        packed |= hashes.astype(np.uint64) << np.uint64(_CODE_BITS)
+        packed = group.astype(np.uint64) << unit_shift
+        packed |= hashes.astype(np.uint64) << np.uint64(code_bits)
         packed |= ranks[codes]
         packed.sort()
-        kept = first_keys(packed, most)
+        kept = first_keys(packed, most, unit_shift)
         return cls(
             most,
             keys,
-            names[(kept >> np.uint64(_HASH_BITS + _CODE_BITS)).view(np.int64)],
-            (kept >> np.uint64(_CODE_BITS)).astype(np.uint32) & np.uint32(2**_HASH_BITS - 1),
-            (kept & np.uint64(2**_CODE_BITS - 1)).astype(np.int32),
+            names[(kept >> unit_shift).view(np.int64)],
+            (kept >> np.uint64(code_bits)).astype(np.uint32) & np.uint32(2**_HASH_BITS - 1),
+            (kept & np.uint64(2**code_bits - 1)).astype(np.int32),
         )
 
     def merge(self, *others: Self) -> Self:
@@ -177,16 +171,18 @@ class UnitKeys:
             np.concatenate(codes),
         )
 
-    def tally(self) -> KeyCounts:
-        """Return how many units have each key."""
-        counts = np.bincount(self.codes, minlength=len(self.keys)).astype(np.int64)
-        return RowKeys(*_leave_out_empty(self.keys, counts)).tally()
+    def tally(self, weigh: Weigh) -> KeyCounts:
+        """Return what the units with each key weigh."""
+        starts = np.flatnonzero(np.append(np.ones(1, bool), self.units[1:] != self.units[:-1]))
+        sizes = np.diff(starts[: len(self.units)], append=len(self.units))
+        counts = add_weights(self.codes, sizes, weigh(sizes.max(initial=0)), len(self.keys))
+        return _leave_out_empty(self.keys, counts)
 
 
 Keys = RowKeys | UnitKeys
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class ColumnKeys:
     """The keys of each column."""
 
@@ -201,7 +197,7 @@ class ColumnKeys:
         return type(self)(merged)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class KeyStatistic:
     """How many units have each key of some columns."""
 

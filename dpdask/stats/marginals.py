@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from dpdask.arrays import Codes, Ints
+from dpdask.arrays import Codes, Ints, freeze_class
 from dpdask.cells import CutColumns
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
@@ -23,7 +22,7 @@ from dpdask.streams import Streams
 Clique = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class Domain:
     """The attributes of a coded table and how many levels each has."""
 
@@ -93,7 +92,7 @@ class Domain:
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class MarginalCounts:
     """Exact contingency tables of some rows: one-way, two-way unless left out, and of chosen cliques.
 
@@ -290,7 +289,7 @@ def codes_of(domain: Domain, keys: Ints) -> Codes:
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class JointCounts:
     """Exact counts of the occupied cells of the joint histogram of some rows.
 
@@ -395,7 +394,7 @@ def encode(
     return codes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class TableStatistic:
     """Contingency tables: chosen ones, and all pairs."""
 
@@ -464,7 +463,7 @@ class TableCounter:
         return self._counter.result()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class JointStatistic:
     """The joint histogram of all counted columns, by its occupied cells."""
 

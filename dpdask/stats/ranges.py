@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from dpdask.arrays import Flags, Floats, Ints
+from dpdask.arrays import Flags, Floats, Ints, freeze_class
 from dpdask.errors import DataError, SpecError
 
 Counts = Ints
@@ -59,7 +58,7 @@ def grid_of_ranges(lower: Floats, upper: Floats, n_knots: int = 1000) -> Floats:
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class RangeCounts:
     """How many rows have each range of grid cells: exact, sparse, and as large as the number of different ranges.
 

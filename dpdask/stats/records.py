@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
-from dpdask.arrays import Bytes, Flags, Floats, Ints, Words
+from dpdask.arrays import Bytes, Flags, Floats, Ints, Words, freeze_class
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
@@ -26,7 +25,7 @@ _WORTH = 0.75  # to find equal entries takes longer than to carry them along, un
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class Records:
     """The distinct records of some rows; mergeable, in any order and from any partitions.
 
@@ -185,7 +184,7 @@ def group_hashes(column: str, array: pa.Array, key: Words, rows: Ints | slice = 
     return siphash(as_words(array)[rows].reshape(-1, 1), *key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RecordStatistic:
     """The distinct records of some columns."""
 
@@ -235,7 +234,7 @@ _KEYS = ("units", "hashes", "positions")
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class _UnitRows:
     """Rows of units, as uint64 arrays of one length."""
 
@@ -257,7 +256,7 @@ def _concatenate(parts: Sequence[_UnitRows]) -> dict[str, Words]:
     return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class UnitRows(_UnitRows):
     """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact.
 
@@ -325,7 +324,7 @@ class UnitRows(_UnitRows):
         return UnitBounds(**self.columns(over[np.argsort(self.units[over])]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class UnitBounds(_UnitRows, Archived):
     """For each unit with too many rows, the first that is not released, sorted by unit; units that are not listed keep all of theirs."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpdask.arrays import Flags, Floats, Int32s, Ints, Words
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Words, freeze_class
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.kernels import rank as ecdf
@@ -201,6 +200,34 @@ class FoldCounter(Generic[Value]):
         return self._fold.result()
 
 
+@freeze_class(kw_only=False)
+class Check(Generic[Value]):
+    """Checks all rows against the schema, as a statistic does, and counts none: no exact count leaves a task."""
+
+    statistic: Statistic[Value]
+
+    @property
+    def rows_per_task(self) -> None:
+        """None: as for other statistics."""
+
+    def counter(self) -> CheckCounter[Value]:
+        """Return a counter of no rows."""
+        return CheckCounter(self.statistic.counter())
+
+
+class CheckCounter(Generic[Value]):
+    """Hands all rows to a counter, and chooses none."""
+
+    def __init__(self, counter: Counter[Value]) -> None:
+        self._counter = counter
+        self.result = counter.result
+
+    def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
+        """Check the next rows; see `Counter.add`."""
+        del chosen
+        self._counter.add(batch, np.zeros(batch.num_rows, dtype=np.bool_), streams)
+
+
 def encode(codec: LevelCodec, array: pa.Array) -> Int32s:
     """Return the code of each value, as `codec.encode` does, but for floats in a fifth of the time."""
     if codec.numbers is not None and array.type == codec.levels.type and not array.null_count:
@@ -213,7 +240,7 @@ def encode(codec: LevelCodec, array: pa.Array) -> Int32s:
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class Tally:
     """Exact counts of rows, by level or by cell."""
 
@@ -229,7 +256,7 @@ class Tally:
         return int(self.counts.sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class LevelCounts(Tally):
     """How many rows have each level: int64 array of shape (n_levels,), exact."""
 
@@ -246,7 +273,7 @@ class LevelCounts(Tally):
         return cls(np.bincount(kept, minlength=codec.n_levels))
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class CellCounts(Tally):
     """How many rows lie in each public cell: int64 array of shape (n_cells,), exact."""
 
@@ -272,7 +299,7 @@ MAX_RANK_ERROR = 2.0**-15
 
 
 # Dask logs the arguments of a task that failed
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@freeze_class(kw_only=False, eq=False, repr=False)
 class RankSummary:
     """A weighted sample that stands for the rows of one column.
 
@@ -344,7 +371,7 @@ Range = tuple[Any, Any]
 
 
 # contains values, so it must never be printed
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@freeze_class(repr=False)
 class ColumnOrder:
     """Whether the values of neighbouring rows, or the ranges of neighbouring parts, rise or fall; neighbours can be merged in order.
 

@@ -92,7 +92,7 @@ class Question:
     def is_shown(self, ends: Floats) -> Flags:
         """Return which finite ends have no more decimals than anchors are shown with."""
         if self.decimals is None:
-            return np.ones(len(ends), dtype=np.bool_)
+            return np.ones(len(ends), bool)
         scale = 10.0**self.decimals
         with np.errstate(over="ignore"):  # to infinity, which no finite end is
             shown: Flags = np.rint(ends * scale) / scale == ends
@@ -410,7 +410,7 @@ def read_choices(
         _choose(answer, question, anchors, f"answer {position}, column {question.name!r}")
         for position, (answer, anchors) in enumerate(zip(answers, drawn, strict=True), start=1)
     ]
-    lower, upper = np.array(ranges, dtype=np.float64).reshape(-1, 2).T.copy()
+    lower, upper = np.array(ranges, float).reshape(-1, 2).T.copy()
     return lower, upper
 
 

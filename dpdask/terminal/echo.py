@@ -111,3 +111,15 @@ def echo_json(value: Any, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     echo(json.dumps(value, ensure_ascii=codecs.lookup(encoding).name != "utf-8"), err=err)
+
+
+def show(as_json: bool, result: dict[str, Any], text: str) -> None:
+    """Print a result, as an object or as text."""
+    echo_json(result) if as_json else echo(text)
+
+
+def warn(warning: str) -> None:
+    """Print a warning on stderr."""
+    echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json(
+        {"warning": warning}, err=True
+    )

@@ -149,7 +149,11 @@ class Metrics:
             return "".join(self._list_lines())
 
         found = _PORT.fullmatch(place)
-        self._place: _File | _Port = _File(place, tell) if found is None else _serve(found, tell)
+        self._place: _File | _Port = (
+            _File(place, tell)
+            if found is None
+            else _Port((found["host"] or "127.0.0.1").strip("[]"), int(found["port"]), tell)
+        )
 
     @property
     def fault(self) -> str:
@@ -215,10 +219,6 @@ class Metrics:
             if lines:
                 yield f"# HELP dpdask_{name} {meaning}\n# TYPE dpdask_{name} gauge\n"
                 yield from lines
-
-
-def _serve(found: re.Match[str], tell: Callable[[], str]) -> _Port:
-    return _Port((found["host"] or "127.0.0.1").strip("[]"), int(found["port"]), tell)
 
 
 def _write_labels(label: tuple[str, str] | None) -> str:

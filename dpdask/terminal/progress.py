@@ -43,12 +43,7 @@ class StageShown:
     @property
     def rows_per_second(self) -> float | None:
         """About how many rows are read or written in a second, if that is known."""
-        if (
-            self.rows is None
-            or not self.total
-            or self.done == self.first
-            or self.seconds < _LEAST_SECONDS
-        ):
+        if self.rows is None or self.seconds_left is None or not self.total:
             return None
         return self.rows * (self.done - self.first) / self.total / self.seconds
 
@@ -80,9 +75,9 @@ class Report:
         its name.
     """
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, *displays: Display) -> None:
         self.rows: Mapping[str | None, int | None] = {}
-        self._display, self._lock = display, threading.RLock()
+        self._displays, self._lock = displays, threading.RLock()
         self._stages: dict[str, StageShown] = {}
 
     def __call__(self, name: str, done: int, total: int) -> None:
@@ -96,7 +91,8 @@ class Report:
                 )
             stage.done, stage.total = done, total
             if done < total:
-                self._display.show(stage)
+                for display in self._displays:
+                    display.show(stage)
             else:
                 self.end(name)
 
@@ -109,7 +105,8 @@ class Report:
         with self._lock:
             stage = self._stages.setdefault(name, StageShown(name))
             stage.began = monotonic() if stage.began is None else stage.began
-            self._display.show(stage)
+            for display in self._displays:
+                display.show(stage)
 
     def end(self, name: str) -> None:
         """End a stage or a step."""
@@ -117,7 +114,8 @@ class Report:
             stage = self._stages.get(name)
             if stage is not None and stage.began is not None:
                 stage.spent, stage.began = stage.seconds, None
-                self._display.end(stage)
+                for display in self._displays:
+                    display.end(stage)
 
 
 class _Steps(logging.Handler):
@@ -133,23 +131,6 @@ class _Steps(logging.Handler):
             self._report.begin(record.getMessage())
         else:
             self._report.end(ended)
-
-
-class Both:
-    """Shows stages and steps in two places."""
-
-    def __init__(self, first: Display, second: Display) -> None:
-        self._displays = first, second
-
-    def show(self, stage: StageShown) -> None:
-        """Show a stage that begins or goes on."""
-        for display in self._displays:
-            display.show(stage)
-
-    def end(self, stage: StageShown) -> None:
-        """Show a stage that has ended."""
-        for display in self._displays:
-            display.end(stage)
 
 
 @contextmanager
@@ -170,9 +151,9 @@ def show_progress(
         log_format = "bars" if sys.stderr.isatty() else "json"
     lines = nullcontext(Lines(as_json=log_format == "json"))
     with _open_bars() if log_format == "bars" else lines as shown:
-        display = shown if beside is None else Both(shown, beside)
+        displays = filter(None, (shown, beside))
         level = logging.DEBUG if log_format == "bars" else logging.INFO
-        with _listen(display, level) as report:
+        with _listen(level, *displays) as report:
             yield report
 
 
@@ -193,7 +174,7 @@ def show_fit(shown: bool | None) -> Iterator[Report | None]:
     elif moves:
         with (
             nullcontext(Table()) if _in_notebook() else _open_bars() as display,
-            _listen(display, logging.DEBUG) as report,
+            _listen(logging.DEBUG, display) as report,
         ):
             yield report
     else:
@@ -202,9 +183,9 @@ def show_fit(shown: bool | None) -> Iterator[Report | None]:
 
 
 @contextmanager
-def _listen(display: Display, level: int) -> Iterator[Report]:
+def _listen(level: int, *displays: Display) -> Iterator[Report]:
     """Yield a report that also takes the steps in the log `dpdask.steps`, from a level on, until the block ends."""
-    report = Report(display)
+    report = Report(*displays)
     handler, level_before, propagate = _Steps(report, level), LOG.level, LOG.propagate
     LOG.addHandler(handler)
     LOG.setLevel(level)

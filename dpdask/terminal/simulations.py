@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,3 +84,37 @@ def census(out: str, binary: bool, log_format: LogFormat, **sizes: Any) -> None:
     echo(
         f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}"
     )
+
+
+_DEMO = {
+    "schema.yaml": """\
+columns:
+  userId: {role: keep}       # public: copied
+  movieId: {role: keep}
+  rating: {role: privatise, kind: discrete, levels: [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]}
+  timestamp: {role: drop}    # never released
+""",
+    "job.yaml": """\
+name: ratings
+input: {path: ratings}
+output: {path: released}
+schema: schema.yaml
+privacy: {epsilon: 1.0, delta: 0, adjacency: replace-one, unit: row}
+mechanism: {kind: dip, reference: {kind: histogram}, channel: optimal}
+cluster: {kind: threads}
+""",
+}
+_DEMO_ROWS = 100_000
+
+
+def write_demo(folder: str) -> Path:
+    """Write a simulated table, its schema and a job that covers every row into a folder, and return the job; what is there already stays."""
+    from dpdask.documents import write_new
+    from dpdask.simulate import simulate_movielens
+
+    place = Path(folder)
+    if not any(place.glob("ratings/*.parquet")):
+        simulate_movielens(str(place / "ratings"), n_rows=_DEMO_ROWS, seed=0)
+    files = {place / name: text for name, text in _DEMO.items()}
+    write_new({str(file): text for file, text in files.items() if not file.exists()})
+    return place / "job.yaml"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dpdask.errors import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
+from dpdask.privacy.budget import wrap_promise
 from dpdask.privacy.events import from_dict, hides_presence, shorten
-from dpdask.privacy.ledger_entries import NO_RUN, Balance, Book
+from dpdask.privacy.ledger_entries import Balance, Book, Kind, say_further
 
 
 def describe_outcome(name: str, result: Mapping[str, Any], told: Mapping[str, str]) -> str:
@@ -16,12 +17,14 @@ def describe_outcome(name: str, result: Mapping[str, Any], told: Mapping[str, st
     warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
     if result["status"] == "nothing new":
         return "\n".join([f"{name}: nothing new", f"  where     {result['output']}", *warnings])
+    persons = f"{say_count(result['persons'], 'person')} with " if "persons" in result else ""
     lines = [
         _begin(name, result),
-        f"  where     {result['output']}",
-        f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
-        *(f"  {what:<9} {text}" for what, text in told.items()),
         *warnings,
+        f"  where     {result['output']}",
+        f"  what      {persons}{say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
+        f"  how       {told['how']}",
+        *wrap_promise(told["promise"]),
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]
     return "\n".join(lines)
@@ -109,34 +112,87 @@ def describe_budget(book: Book, *, made: bool) -> str:
     return f"{book.dataset}: {what} ε {book.epsilon!r}, δ {book.delta!r}{rule}"
 
 
-def describe_ledger(summary: Book) -> str:
-    """Return what a dataset's releases spent, what is left, and its entries."""
+_STATES: dict[Kind, str] = {
+    "intend": "unfinished",
+    "draw": "unfinished, drawn",
+    "commit": "released",
+    "void": "taken back",
+    "refuse": "refused",
+    "import": "imported",
+}
+
+
+def describe_ledger(summary: Book, *, entries: bool = False) -> str:
+    """Return what a dataset's releases spent, what is left, and a line for each release; with `entries`, one for each link of the chain."""
     balance = summary.balance
     used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
     runs = say_count(balance.n_runs, "run")
     spent = f"ε {used} of {balance.epsilon_limit!r} spent by {runs}, {left} left"
     delta = f"δ {shorten(balance.delta_spent, up=True)} of {balance.delta_limit!r}"
     # a dataset has one adjacency, that of its charges that count
-    newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
-    events = [each.charge.event for each in newest.values() if each.counts and each.charge.event]
+    events = [each.charge.event for each in summary.standing.values() if each.charge.event]
     add_remove = any(hides_presence(from_dict(event)) for event in events)
-    lines = [
-        f"{summary.dataset}: {spent}; {delta}",
-        *_attacker_lines(balance, add_remove=add_remove),
-    ]
+    lines = [f"{summary.dataset}: {spent}; {delta}"]
+    if summary.further is not None:
+        lines.append(f"  room for {say_further(summary.further)} more like the last release")
+    lines += _attacker_lines(balance, add_remove=add_remove)
     if balance.n_refused:
         refused = say_count(balance.n_refused, "run")
         exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
         charged = f"{balance.n_refusals_charged} charged; {exact}"
         lines.append(f"  {refused} read rows and refused them; {charged}")
+    lines += _entry_lines(summary) if entries else _release_lines(summary)
+    return "\n".join(lines)
+
+
+def _release_lines(summary: Book) -> Iterator[str]:
+    """Yield a table with a line for each run, and what changed the dataset's rules."""
+    counted = summary.count()
+    rows, free = list[dict[str, Any]](), 0
+    for run_id, entry in summary.latest.items():
+        cost = shorten(entry.charge.epsilon if entry.counts else 0.0, up=True)
+        named = (each.charge.names for each in summary.entries if each.run_id == run_id)
+        names = next((each for each in named if each), {})
+        if entry.counts and not any(entry.charge is each for each in counted):
+            cost, free = f"({cost})", free + 1
+        rows.append(
+            {
+                "date": _say_time(entry.recorded),
+                "job": names.get("job") or None,
+                "mechanism": names.get("mechanism"),
+                "ε": cost,
+                "output": names.get("output") or None,
+                "state": _STATES[entry.kind],
+            }
+        )
+    if rows:
+        yield from (f"  {line}" for line in make_table(rows).splitlines())
+    if free:
+        yield "  An ε in brackets is of rows that are new in their series: it adds nothing to the total."
+    for entry in summary.entries:
+        if entry.kind in ("limit", "strict"):
+            told = (
+                f"limit ε {entry.charge.epsilon!r}, δ {entry.charge.delta!r}: {entry.charge.event['reason']}"
+                if entry.kind == "limit"
+                else "strict from now on"
+            )
+            yield f"  {_say_time(entry.recorded)}  {told}"
+
+
+def _say_time(recorded: str) -> str:
+    """Return when an entry was recorded, in UTC, to the minute."""
+    return recorded[:16].replace("T", " ")
+
+
+def _entry_lines(summary: Book) -> Iterator[str]:
     for entry in summary.entries:
         cost = f"ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r}"
         event = entry.charge.event
         series = f", series {event['series']['id']}" if "series" in event else ""
         series += f": {event['reason']}" if entry.kind == "limit" else ""
         start = f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6}"
-        lines.append(f"{start} {cost} {entry.run_id}{series}")
-    return "\n".join([*lines, f"  head {summary.head}"])
+        yield f"{start} {cost} {entry.run_id}{series}"
+    yield f"  head {summary.head}"
 
 
 def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:

@@ -11,12 +11,12 @@ Columns, cells, ε, δ and weights are the job's. Noise is secure unless a seed 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from dpdask.references.histogram import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import domain_of, encode
 from dpdask.streams import RunKey, Stream, stream
-from pipelines.papers import asghar_baselines as baselines
+from pipelines.benchmarks.common import add_seeds, keep, parser, seeds_of
 from pipelines.papers import asghar_copula
 from pipelines.papers.asghar_utility import (
     N_QUERIES,
@@ -114,6 +114,12 @@ class Draws:
     key: RunKey
     secure: bool
 
+    @classmethod
+    def of(cls, seed: int | None) -> Draws:
+        """Return secure draws; with a seed, insecure ones."""
+        key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
+        return cls(key=key, secure=seed is None)
+
     def noise(self, part: str = "") -> Stream | None:
         return None if self.secure else stream(self.key, "marginals/noise", part)
 
@@ -126,25 +132,19 @@ Maker = Callable[[Case, Draws], Run]
 
 def read_case(job: Path, path: str | None, n_queries: int) -> Case:
     """Return the job's table, coded as the job would; every value is checked against the schema."""
-    loaded = load_job(
-        job, {} if path is None else {"input.path": json.dumps(str(Path(path).resolve()))}
-    )
+    settings = {} if path is None else {"input.path": json.dumps(str(Path(path).resolve()))}
+    loaded = load_job(job, settings)
     mechanism = loaded.file.mechanism
     if not isinstance(mechanism, CopulaSpec):
         raise SystemExit(f"{job} is no copula job")
-    columns = loaded.schema.privatised
-    table = pq.read_table(
-        loaded.input_url.removeprefix("file://"), columns=list(columns)
-    ).combine_chunks()
-    if adaptive := list_adaptive(loaded.schema, mechanism.bins):
+    columns, bins = loaded.schema.privatised, mechanism.bins
+    file = loaded.input_url.removeprefix("file://")
+    table = pq.read_table(file, columns=list(columns)).combine_chunks()
+    if adaptive := list_adaptive(loaded.schema, bins):
         raise SystemExit(
             f"{job} finds the cells of {', '.join(adaptive)} under privacy; name their cells in bins, so that they are public"
         )
-    bins = (
-        mechanism.bins
-        if isinstance(mechanism.bins, dict)
-        else dict.fromkeys(columns, mechanism.bins)
-    )
+    bins = bins if isinstance(bins, dict) else dict.fromkeys(columns, bins)
     cut = {
         name: cells(
             codec_for(name, loaded.schema.columns[name], table.schema.field(name).type),
@@ -153,8 +153,9 @@ def read_case(job: Path, path: str | None, n_queries: int) -> Case:
         for name in columns
     }
     domain = domain_of(cut)
-    parts = [encode(batch, cut, domain, None) for batch in table.to_batches()]
-    codes = np.concatenate(parts, axis=1)
+    codes = np.concatenate(
+        [encode(batch, cut, domain, None) for batch in table.to_batches()], axis=1
+    )
     queries = three_way_queries(
         domain.sizes, n_queries=n_queries, rng=np.random.default_rng(QUERIES_SEED)
     )
@@ -201,24 +202,21 @@ def drawn(case: Case, planned: MarginalNoise, adjacency: Adjacency, draws: Draws
 
 
 def ours(
+    case: Case,
+    draws: Draws,
     adjacency: Adjacency,
     options: CopulaOptions | None = None,
     plan: Callable[[Case, Adjacency], MarginalNoise] = gaussian,
     records: Records = "raked",
-) -> Maker:
-    def run(case: Case, draws: Draws) -> Run:
-        planned = plan(case, adjacency)  # depends on no data, and is found once
-        start = time.perf_counter()
-        model, _ = fit_copula(
-            drawn(case, planned, adjacency, draws), draws.other("fit"), options, records=records
-        )
-        codes = draw_all(model, max(1, round(model.n_rows)), draws.other("sample"))
-        seconds = time.perf_counter() - start
-        return Run(
-            answers=Answers.of_codes(codes, case.sizes, case.queries), valid=1.0, seconds=seconds
-        )
-
-    return run
+) -> Run:
+    planned = plan(case, adjacency)  # depends on no data
+    start = time.perf_counter()
+    noisy = drawn(case, planned, adjacency, draws)
+    model, _ = fit_copula(noisy, draws.other("fit"), options, records=records)
+    codes = draw_all(model, max(1, round(model.n_rows)), draws.other("sample"))
+    seconds = time.perf_counter() - start
+    answers = Answers.of_codes(codes, case.sizes, case.queries)
+    return Run(answers=answers, valid=1.0, seconds=seconds)
 
 
 def draw_all(model: CopulaModel, n: int, rng: np.random.Generator) -> Codes:
@@ -229,54 +227,35 @@ def draw_all(model: CopulaModel, n: int, rng: np.random.Generator) -> Codes:
     return np.concatenate(parts, axis=1)
 
 
-def dummies(make: Callable[[Case, Draws], asghar_copula.Dummies]) -> Maker:
-    def run(case: Case, draws: Draws) -> Run:
-        start = time.perf_counter()
-        made = make(case, draws)
-        seconds = time.perf_counter() - start
-        answers = asghar_copula.dummy_answers(made, case.sizes, case.queries)
-        return Run(
-            answers=answers, valid=asghar_copula.valid_share(made, case.sizes), seconds=seconds
-        )
-
-    return run
+def dummies(case: Case, draws: Draws, make: Callable[[Case, Draws], asghar_copula.Dummies]) -> Run:
+    start = time.perf_counter()
+    made = make(case, draws)
+    seconds = time.perf_counter() - start
+    answers = asghar_copula.dummy_answers(made, case.sizes, case.queries)
+    valid = asghar_copula.valid_share(made, case.sizes)
+    return Run(answers=answers, valid=valid, seconds=seconds)
 
 
-def dpc(adjacency: Adjacency) -> Maker:
-    def make(case: Case, draws: Draws) -> asghar_copula.Dummies:
-        planned = asghar_copula.paper_noise(
-            case.domain.n_attributes,
-            epsilon=case.budget.epsilon,
-            delta=case.budget.delta,
-            adjacency=adjacency,
-        )
-        return asghar_copula.dpc_of_tables(
-            drawn(case, planned, adjacency, draws), rng=draws.other()
-        )
-
-    return dummies(make)
+def dpc(case: Case, draws: Draws, adjacency: Adjacency) -> asghar_copula.Dummies:
+    budget = case.budget
+    planned = asghar_copula.paper_noise(
+        case.domain.n_attributes, epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency
+    )
+    return asghar_copula.dpc(drawn(case, planned, adjacency, draws), rng=draws.other())
 
 
-def tables(adjacency: Adjacency, *, denoised: bool) -> Maker:
+def tables(case: Case, draws: Draws, adjacency: Adjacency, *, denoised: bool) -> Run:
     """The tables themselves, each on its own the nearest that has no negative count and sums to the number of rows; or as the fit believes them."""
-
-    def run(case: Case, draws: Draws) -> Run:
-        noisy = drawn(case, gaussian(case, adjacency), adjacency, draws)
-        one_way, pairs = (
-            projected(noisy.one_way, case.sizes, noisy.n_rows),
-            projected(noisy.pairs, pair_cells(case.domain), noisy.n_rows),
-        )
-        if denoised:
-            cleaned = denoise(noisy)
-            one_way = np.concatenate(cleaned.one_way)
-            for group in cleaned.groups:
-                flat = group.tables.reshape(len(group.starts), -1)
-                pairs[group.starts[:, None] + np.arange(flat.shape[1])] = flat
-        return Run(
-            answers=Answers(n_rows=noisy.n_rows, one_way=one_way, two_way=pairs, three_way=None)
-        )
-
-    return run
+    noisy = drawn(case, gaussian(case, adjacency), adjacency, draws)
+    one_way = projected(noisy.one_way, case.sizes, noisy.n_rows)
+    pairs = projected(noisy.pairs, pair_cells(case.domain), noisy.n_rows)
+    if denoised:
+        cleaned = denoise(noisy)
+        one_way = np.concatenate(cleaned.one_way)
+        for group in cleaned.groups:
+            flat = group.tables.reshape(len(group.starts), -1)
+            pairs[group.starts[:, None] + np.arange(flat.shape[1])] = flat
+    return Run(answers=Answers(n_rows=noisy.n_rows, one_way=one_way, two_way=pairs, three_way=None))
 
 
 def projected(counts: np.ndarray, n_cells: Sequence[int], n_rows: float) -> np.ndarray:
@@ -284,37 +263,26 @@ def projected(counts: np.ndarray, n_cells: Sequence[int], n_rows: float) -> np.n
     return np.concatenate([project(part, n_rows) for part in parts])
 
 
-def lap(adjacency: Adjacency) -> Maker:
+def lap(case: Case, draws: Draws, adjacency: Adjacency) -> Run:
     """Laplace noise by the paper's theorem: on all one- and two-way counts, and as if nothing else were asked on all three-way ones."""
+    m, sensitivity = case.domain.n_attributes, 2 if adjacency == "replace-one" else 1
 
-    def run(case: Case, draws: Draws) -> Run:
-        m, sensitivity = case.domain.n_attributes, 2 if adjacency == "replace-one" else 1
-
-        def answers(counts: np.ndarray, n_tables: int) -> np.ndarray:
-            share = asghar_copula.table_epsilon(
-                n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta
-            )
-            return asghar_copula.laplace_answers(
-                counts, scale=sensitivity / share, rng=draws.other(str(n_tables))
-            )
-
-        both = answers(np.concatenate([case.true.one_way, case.true.two_way]), m + math.comb(m, 2))
-        one_way, two_way = np.split(both, [sum(case.sizes)])
-        return Run(
-            answers=replace(
-                case.true,
-                one_way=one_way,
-                two_way=two_way,
-                three_way=answers(case.true.three_way, math.comb(m, 3)),
-            )
+    def answers(counts: np.ndarray, n_tables: int) -> np.ndarray:
+        share = asghar_copula.table_epsilon(
+            n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta
         )
+        rng = draws.other(str(n_tables))
+        return asghar_copula.laplace_answers(counts, scale=sensitivity / share, rng=rng)
 
-    return run
+    both = answers(np.concatenate([case.true.one_way, case.true.two_way]), m + math.comb(m, 2))
+    one_way, two_way = np.split(both, [sum(case.sizes)])
+    three_way = answers(case.true.three_way, math.comb(m, 3))
+    return Run(answers=replace(case.true, one_way=one_way, two_way=two_way, three_way=three_way))
 
 
 def no_cor(case: Case, _: Draws) -> Run:
-    two_way = baselines.independent_two_way(case.codes, case.sizes)
-    three_way = baselines.independent_three_way(case.codes, case.sizes, case.queries)
+    two_way = asghar_copula.independent_two_way(case.codes, case.sizes)
+    three_way = asghar_copula.independent_three_way(case.codes, case.sizes, case.queries)
     return Run(answers=replace(case.true, two_way=two_way, three_way=three_way))
 
 
@@ -328,39 +296,43 @@ def rows_of(case: Case) -> dict[str, Maker]:
     """Return the table's rows: what was promised by ours stands first, then the paper's, then what is not private."""
     usual = case.budget.adjacency
     other: Adjacency = "replace-one" if usual == "add-remove" else "add-remove"
-    both: tuple[Adjacency, Adjacency] = (usual, other)
+    by_adjacency: dict[str, Callable[..., Run]] = {
+        "the paper's recipe (dpc)": lambda case, draws, adjacency: dummies(
+            case, draws, partial(dpc, adjacency=adjacency)
+        ),
+        "the paper's Laplace answers (Lap)": lap,
+        "our noisy tables alone": partial(tables, denoised=False),
+        "our tables without their noise, as the fit believes them": partial(tables, denoised=True),
+    }
+    unraked = partial(ours, adjacency=usual, records="copula")
+    of_paper = {
+        "the paper's copula (cop)": asghar_copula.cop,
+        "no correlations (cop-ID)": asghar_copula.cop_id,
+        "all correlations 1 (cop-1)": asghar_copula.cop_one,
+    }
     return {
-        **{f"**ours**, {adjacency}": ours(adjacency) for adjacency in both},
-        f"ours without raking, {usual}": ours(usual, records="copula"),
-        f"ours without raking and refinements, {usual}": ours(
-            usual, CopulaOptions(refinements=0), records="copula"
+        **{f"**ours**, {each}": partial(ours, adjacency=each) for each in (usual, other)},
+        f"ours without raking, {usual}": unraked,
+        f"ours without raking and refinements, {usual}": partial(
+            unraked, options=CopulaOptions(refinements=0)
         ),
         **{
-            f"ours without {what}, {usual}": ours(usual, options)
+            f"ours without {what}, {usual}": partial(ours, adjacency=usual, options=options)
             for what, options in WITHOUT.items()
         },
-        f"ours with Laplace noise, {usual}": ours(usual, plan=laplace),
-        **{f"the paper's recipe (dpc), {adjacency}": dpc(adjacency) for adjacency in both},
-        **{f"the paper's Laplace answers (Lap), {adjacency}": lap(adjacency) for adjacency in both},
+        f"ours with Laplace noise, {usual}": partial(ours, adjacency=usual, plan=laplace),
         **{
-            f"our noisy tables alone, {adjacency}": tables(adjacency, denoised=False)
-            for adjacency in both
+            f"{name}, {each}": partial(make, adjacency=each)
+            for name, make in by_adjacency.items()
+            for each in (usual, other)
         },
         **{
-            f"our tables without their noise, as the fit believes them, {adjacency}": tables(
-                adjacency, denoised=True
+            f"*not private:* {name}": partial(
+                dummies,
+                make=lambda case, draws, made=made: made(case.codes, case.sizes, rng=draws.other()),
             )
-            for adjacency in both
+            for name, made in of_paper.items()
         },
-        "*not private:* the paper's copula (cop)": dummies(
-            lambda case, draws: asghar_copula.cop(case.codes, case.sizes, rng=draws.other())
-        ),
-        "*not private:* no correlations (cop-ID)": dummies(
-            lambda case, draws: asghar_copula.cop_id(case.codes, case.sizes, rng=draws.other())
-        ),
-        "*not private:* all correlations 1 (cop-1)": dummies(
-            lambda case, draws: asghar_copula.cop_one(case.codes, case.sizes, rng=draws.other())
-        ),
         "*not private:* independent columns (no-cor)": no_cor,
         "*not private:* bootstrap resample, the floor": bootstrap,
     }
@@ -385,22 +357,19 @@ def median(values: Sequence[float | None]) -> float | None:
 def summary(runs: Sequence[Run], case: Case) -> tuple[UtilityReport, dict[str, Any]]:
     """Return the median report, and all that JSON says of a row."""
     reports = [compare_answers(case.true, run.answers, case.sizes) for run in runs]
-    report = UtilityReport(
-        one_way=median_profile([each.one_way for each in reports]) or reports[0].one_way,
-        two_way=median_profile([each.two_way for each in reports]),
-        three_way=median_profile([each.three_way for each in reports]),
-        mean_total_variation=median([each.mean_total_variation for each in reports]),
-    )
-    profiles = {"one_way": report.one_way, "two_way": report.two_way, "three_way": report.three_way}
-    said = {
+    profiles = {
+        name: median_profile([getattr(each, name) for each in reports])
+        for name in ("one_way", "two_way", "three_way")
+    }
+    variations = [each.mean_total_variation for each in reports]
+    report = UtilityReport(**profiles, mean_total_variation=median(variations))
+    said: dict[str, Any] = {
         name: profile and {"average": profile.average, "maximum": profile.maximum}
         for name, profile in profiles.items()
     }
     said |= {
         "mean_total_variation": report.mean_total_variation,
-        "mean_total_variation_of_runs": [each.mean_total_variation for each in reports],
-    }
-    said |= {
+        "mean_total_variation_of_runs": variations,
         "valid_share": median([run.valid for run in runs]),
         "seconds": median([run.seconds for run in runs]),
     }
@@ -422,8 +391,9 @@ def heading(case: Case, *, insecure: bool) -> str:
     return f"{case.name}: {promised}.{warning}\n\n{columns}\n|---|---|---|---|---|---|---|"
 
 
-def document(case: Case, rows: list[dict[str, Any]], n_runs: int, seed: int | None) -> str:
-    head = {
+def head(case: Case, n_runs: int, seed: int | None) -> dict[str, Any]:
+    """Return what JSON says of all rows."""
+    return {
         "job": case.name,
         "n_rows": case.codes.shape[1],
         "n_levels": sum(case.sizes),
@@ -433,31 +403,18 @@ def document(case: Case, rows: list[dict[str, Any]], n_runs: int, seed: int | No
         "insecure_seed": seed,
         "n_queries": [len(case.true.one_way), len(case.true.two_way), len(case.queries)],
     }
-    return json.dumps(
-        {**head, "rows": rows, "quoted": QUOTED.get(case.name, "").splitlines()},
-        indent=1,
-        ensure_ascii=False,
-    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--job", type=Path, default=Path(__file__).with_name("job.yaml"))
-    parser.add_argument("--input", help="the table, one Parquet file; by default the job's")
-    parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument(
-        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    add_seeds(options)
+    options.add_argument("--job", type=Path, default=Path(__file__).with_name("job.yaml"))
+    options.add_argument("--input", help="the table, one Parquet file; by default the job's")
+    options.add_argument(
         "--queries", type=int, default=N_QUERIES, help="how many three-way conjunctions"
     )
-    parser.add_argument("--rows", nargs="+", help="only rows whose name holds one of these texts")
-    parser.add_argument(
-        "--json", type=Path, help="a file for the same figures, and those of each run"
-    )
-    given = parser.parse_args(arguments)
+    options.add_argument("--rows", nargs="+", help="only rows whose name holds one of these texts")
+    given = options.parse_args(arguments)
     case = read_case(given.job, given.input, given.queries)
     chosen = {
         name: make
@@ -466,22 +423,17 @@ def main(arguments: list[str] | None = None) -> None:
     }
     few = replace(case, codes=np.ascontiguousarray(case.codes[:, :256]))
     for make in chosen.values():
-        make(few, Draws(key=RunKey.fresh(), secure=True))  # compiled before any second is counted
+        make(few, Draws.of(None))  # compiled before any second is counted
     print(heading(case, insecure=given.seed is not None))
     said = []
     for name, make in chosen.items():
-        keys = [
-            RunKey.fresh() if given.seed is None else RunKey.insecure(given.seed + run)
-            for run in range(given.seeds)
-        ]
-        report, values = summary(
-            [make(case, Draws(key=key, secure=given.seed is None)) for key in keys], case
-        )
+        report, values = summary([make(case, Draws.of(seed)) for seed in seeds_of(given)], case)
         said.append({"name": name, **values})
         print(line(name, report, values["valid_share"], values["seconds"]), flush=True)
-    print(QUOTED.get(case.name, ""))
-    if given.json is not None:
-        given.json.write_text(document(case, said, given.seeds, given.seed), encoding="utf-8")
+    quoted = QUOTED.get(case.name, "")
+    print(quoted)
+    found = {**head(case, given.runs, given.seed), "rows": said, "quoted": quoted.splitlines()}
+    keep(found, given.json, ensure_ascii=False)
 
 
 if __name__ == "__main__":

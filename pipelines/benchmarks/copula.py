@@ -1,8 +1,8 @@
 """The copula job at census scale: its counting against DuckDB's, its stages, its peak memory; and how they grow.
 
-    python pipelines/benchmarks/copula.py --rows 5240260 --attributes 27 --levels 674 --pairs 3 --json copula.json
-    python pipelines/benchmarks/copula.py --rows 5240260 --attributes 1000 --levels 2000 --pairs 0
-    python pipelines/benchmarks/copula.py --job pipelines/adult/job.yaml --input adult.parquet
+    python -m pipelines.benchmarks.copula --rows 5240260 --attributes 27 --levels 674 --pairs 3 --json copula.json
+    python -m pipelines.benchmarks.copula --rows 5240260 --attributes 1000 --levels 2000 --pairs 0
+    python -m pipelines.benchmarks.copula --job pipelines/adult/job.yaml --input adult.parquet
 
 Counting all two-way tables of a lake of Parquet files is timed in pairs, ours and one DuckDB query over the same files,
 interleaved, so that a noisy machine disturbs both alike; the figures are medians. Both use two cores. The whole job runs
@@ -11,31 +11,33 @@ once on a cluster of two fresh processes, whose memory is sampled. Needs the `te
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import psutil
-from distributed import Client, default_client
 
-from dpdask.connect import open_cluster
-from dpdask.connect.spec import Local
 from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job, load_job, open_table
 from dpdask.simulate import simulate_census
+from pipelines.benchmarks.common import (
+    WORKERS,
+    add_pairs,
+    cluster,
+    interleave,
+    keep,
+    parser,
+    processes_of,
+    rounded,
+    watch,
+)
 
-WORKERS = 2
 SPEC = """
 name: census-copula
 input: {{path: {input}}}
@@ -44,12 +46,6 @@ schema: {schema}
 privacy: {{epsilon: 1.0, delta: 9.313225746154785e-10, adjacency: add-remove}}
 mechanism: {{kind: copula}}
 """
-
-
-@contextmanager
-def cluster() -> Iterator[Client]:
-    with open_cluster(Local(workers=WORKERS)):
-        yield default_client()
 
 
 def count_ours(job: Job, folder: Path) -> None:
@@ -70,99 +66,57 @@ def count_duckdb(job: Job) -> None:
         ).fetchnumpy()
 
 
-def seconds(step: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
-
-
-class Watch:
-    """Samples the resident memory of a cluster's workers every 20 ms, and times the stages of a job."""
-
-    def __init__(self, client: Client) -> None:
-        self._processes = [
-            psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()
-        ]
-        self.peaks = [0] * len(self._processes)
-        self.stages: dict[str, list[float]] = {}
-        self._done = threading.Event()
-
-    def report(self, stage: str, *_: int) -> None:
-        self.stages.setdefault(stage, []).append(time.perf_counter())
-
-    def _sample(self) -> None:
-        while not self._done.wait(0.02):
-            for index, process in enumerate(self._processes):
-                self.peaks[index] = max(self.peaks[index], process.memory_info().rss)
-
-    def run(self, step: Callable[[], None]) -> tuple[float, float]:
-        watcher = threading.Thread(target=self._sample)
-        watcher.start()
-        begin = time.perf_counter()
-        try:
-            step()
-        finally:
-            self._done.set()
-            watcher.join()
-        return begin, time.perf_counter()
+def compare(
+    job: Job, folder: Path, pairs: int, duckdb_counts: Callable[[], None]
+) -> dict[str, Any]:
+    """Return the seconds of a job's counting, ours and DuckDB's, and the ratio of their medians."""
+    steps = {"duckdb": duckdb_counts, "ours": lambda: count_ours(job, folder)}
+    with cluster():
+        found = interleave(pairs, steps)
+    ours, theirs = found["ours"], found["duckdb"]
+    return {
+        "seconds": rounded(ours),
+        "seconds_duckdb": rounded(theirs),
+        "ratio_of_medians": round(statistics.median(ours) / statistics.median(theirs), 3),
+    }
 
 
 def whole_job(job: Job) -> dict[str, Any]:
+    stages: dict[str, list[float]] = {}
+
+    def report(stage: str, *_: int) -> None:
+        stages.setdefault(stage, []).append(time.perf_counter())
+
     with cluster() as client:
-        watch = Watch(client)
-        begin, end = watch.run(lambda: run_job(job, watch.report))
-    counted, written = watch.stages["tabulate"][-1], watch.stages["write"]
+        begin = time.perf_counter()
+        spent, peaks = watch(processes_of(client), lambda: run_job(job, report))
+    counted, first = stages["tabulate"][-1] - begin, stages["write"][0] - begin
     return {
-        "seconds": round(end - begin, 2),
-        "seconds_counting": round(counted - begin, 2),
-        "seconds_noise_fit_and_first_shard": round(written[0] - counted, 2),
-        "seconds_other_shards": round(end - written[0], 2),
-        "worker_peak_mib": [round(peak / 2**20) for peak in watch.peaks],
+        "seconds": round(spent, 2),
+        "seconds_counting": round(counted, 2),
+        "seconds_noise_fit_and_first_shard": round(first - counted, 2),
+        "seconds_other_shards": round(spent - first, 2),
+        "worker_peak_mib": peaks,
     }
 
 
 def measure(job: Job, folder: Path, pairs: int) -> dict[str, Any]:
-    ours: list[float] = []
-    theirs: list[float] = []
+    names = job.schema.privatised
+    result: dict[str, Any] = {"attributes": len(names), "workers": WORKERS, "pairs": pairs}
     if pairs:
-        with cluster():
-            count_ours(job, folder)  # compiles the kernels, warms the page cache
-            count_duckdb(job)
-            for _ in range(pairs):
-                theirs.append(seconds(lambda: count_duckdb(job)))
-                ours.append(seconds(lambda: count_ours(job, folder)))
-    result: dict[str, Any] = {
-        "attributes": len(job.schema.privatised),
-        "workers": WORKERS,
-        "pairs": pairs,
-    }
-    if pairs:
-        result["counting"] = {
-            "seconds": [round(value, 2) for value in ours],
-            "seconds_duckdb": [round(value, 2) for value in theirs],
-            "ratio_of_medians": round(statistics.median(ours) / statistics.median(theirs), 3),
-        }
-    result["job"] = whole_job(job)
-    return result
+        result["counting"] = compare(job, folder, pairs, lambda: count_duckdb(job))
+    return {**result, "job": whole_job(job)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=5_240_260)
-    parser.add_argument("--attributes", type=int, default=27)
-    parser.add_argument("--levels", type=int, default=674)
-    parser.add_argument(
-        "--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone."
-    )
-    parser.add_argument("--job", type=Path, help="A copula job to run instead of the census.")
-    parser.add_argument("--input", type=Path, help="Its table.")
-    parser.add_argument(
-        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
-    )
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=5_240_260)
+    options.add_argument("--attributes", type=int, default=27)
+    options.add_argument("--levels", type=int, default=674)
+    options.add_argument("--job", type=Path, help="A copula job to run instead of the census.")
+    options.add_argument("--input", type=Path, help="Its table.")
+    add_pairs(options, "the job")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         if arguments.job is None:
@@ -188,10 +142,7 @@ def main() -> None:
             "rows": arguments.rows if arguments.job is None else None,
             **measure(job, folder, arguments.pairs),
         }
-    text = json.dumps(result, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    print(keep(result, arguments.json))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@ class Table:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """How often a row is among the bounded ones of its unit."""
+        """How often a row is among the bounded ones of its unit, which are the first of a table that is released whole."""
+        if self.whole:
+            return (self.rows.groupby("user").cumcount() < MAX_ROWS).to_numpy(float)
         sizes = self.rows.groupby("user")["user"].transform("size").to_numpy()
         return np.minimum(1.0, MAX_ROWS / sizes)
 
@@ -392,7 +394,9 @@ def _mean(column: str, by: str | None = None, within: tuple[float, float] | None
         group = rows[by][here]
         return [
             np.average(x[group == each], weights=w[group == each])
-            for each in sorted(group.unique())
+            if (group == each).any()
+            else math.nan  # only nulls
+            for each in sorted(rows[by].unique())
         ]
 
     return truth
@@ -636,7 +640,7 @@ def measure(answers: Sequence[Asked], **names: Any) -> Cell:
         name: np.array([getattr(each, name) for each in told])
         for name in ("truth", "estimate", "error", "low", "high")
     }
-    known = np.isfinite(parts["low"]) & np.isfinite(parts["high"])
+    known = np.isfinite([parts[name] for name in ("truth", "low", "high")]).all(axis=0)
     kept = known.mean(axis=0) >= 0.5
     if not kept.any():
         return Cell(**names, runs=runs, asked=runs, refusal="no interval for most of its numbers")

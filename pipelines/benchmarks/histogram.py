@@ -1,6 +1,6 @@
 """A sparse histogram of 10⁸ cells: its counting against DuckDB's, the whole job, and the peak memory of every process.
 
-    python pipelines/benchmarks/histogram.py --rows 5000000 --bins 1000 --levels 100 --pairs 3 --json histogram.json
+    python -m pipelines.benchmarks.histogram --rows 5000000 --bins 1000 --levels 100 --pairs 3 --json histogram.json
 
 Two continuous columns of 1000 cells each and one of 100 levels. Counting the occupied cells of a lake of Parquet files is
 timed in pairs, ours and one DuckDB query over the same files, interleaved, so that a noisy machine disturbs both alike; the
@@ -10,15 +10,9 @@ two fresh processes, driven by a third, whose memory is sampled. Needs the `test
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +21,20 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from distributed import Client, default_client
 
-from dpdask.connect import open_cluster
-from dpdask.connect.spec import Local
-from dpdask.engine.scan import scan
-from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import Job, load_job, open_table
+from dpdask.jobs.spec import Job, load_job
+from pipelines.benchmarks.common import (
+    WORKERS,
+    add_pairs,
+    cluster,
+    keep,
+    parser,
+    processes_of,
+    watch,
+)
+from pipelines.benchmarks.copula import compare
 
-WORKERS = 2
 ROWS_PER_FILE = 262_144
 SCHEMA = """
 columns:
@@ -54,12 +52,6 @@ mechanism: {{kind: histogram, bins: {bins}, threshold: enhanced, factor: {factor
 """
 
 
-@contextmanager
-def cluster() -> Iterator[Client]:
-    with open_cluster(Local(workers=WORKERS)):
-        yield default_client()
-
-
 def write_rows(folder: Path, rows: int, n_levels: int) -> None:
     """Write rows that crowd in a tenth of the cells: y follows x, and groups are few or many."""
     folder.mkdir()
@@ -74,11 +66,6 @@ def write_rows(folder: Path, rows: int, n_levels: int) -> None:
         )
 
 
-def count_ours(job: Job, folder: Path) -> None:
-    opened = open_table(job, Folder(f"file://{folder}"))
-    scan(opened.source, opened.work, opened.mechanism.statistic(opened.work.columns), "tabulate")
-
-
 def count_duckdb(job: Job, bins: int) -> None:
     """Count every occupied cell in one query, with the same two threads."""
     cells = ", ".join(f"greatest(ceil({name} * {bins}), 1)::int as {name}" for name in ("x", "y"))
@@ -89,93 +76,40 @@ def count_duckdb(job: Job, bins: int) -> None:
         ).fetchnumpy()
 
 
-def seconds(step: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
-
-
-class Watch:
-    """Samples the resident memory of processes every 20 ms: this one, which draws the noise, and a cluster's workers."""
-
-    def __init__(self, client: Client) -> None:
-        workers = [
-            psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()
-        ]
-        self._processes = [psutil.Process(), *workers]
-        self.peaks = [process.memory_info().rss for process in self._processes]
-        self._done = threading.Event()
-
-    def _sample(self) -> None:
-        while not self._done.wait(0.02):
-            for index, process in enumerate(self._processes):
-                self.peaks[index] = max(self.peaks[index], process.memory_info().rss)
-
-    def run(self, step: Callable[[], Any]) -> float:
-        watcher = threading.Thread(target=self._sample)
-        watcher.start()
-        try:
-            return seconds(step)
-        finally:
-            self._done.set()
-            watcher.join()
-
-
 def whole_job(job: Job, output: Path) -> dict[str, Any]:
     with cluster() as client:
-        watch = Watch(client)
-        spent = watch.run(lambda: run_job(job))
+        processes = [psutil.Process(), *processes_of(client)]  # the first draws the noise
+        spent, peaks = watch(processes, lambda: run_job(job))
     card = json.loads((output / "_dpdask" / "release.json").read_text())["mechanism"]
     return {
         "seconds": round(spent, 2),
         "cells": card["cells"],
         "cut": card["cut"],
         "cells_released": card["cells_listed"],
-        "driver_peak_mib": round(watch.peaks[0] / 2**20),
-        "worker_peak_mib": [round(peak / 2**20) for peak in watch.peaks[1:]],
-        "sum_of_peaks_gib": round(sum(watch.peaks) / 2**30, 2),
+        "driver_peak_mib": peaks[0],
+        "worker_peak_mib": peaks[1:],
+        "sum_of_peaks_gib": round(sum(peaks) / 2**10, 2),
     }
 
 
 def measure(job: Job, bins: int, pairs: int, folder: Path) -> dict[str, Any]:
-    result = {
-        "job": whole_job(job, folder / "out")
-    }  # first: the driver's memory holds nothing of what follows
-    ours: list[float] = []
-    theirs: list[float] = []
+    # the job first: the driver's memory holds nothing of what follows
+    result = {"job": whole_job(job, folder / "out")}
     if pairs:
-        with cluster():
-            count_ours(job, folder)
-            count_duckdb(job, bins)
-            for _ in range(pairs):
-                theirs.append(seconds(lambda: count_duckdb(job, bins)))
-                ours.append(seconds(lambda: count_ours(job, folder)))
-        result["counting"] = {
-            "seconds": [round(value, 2) for value in ours],
-            "seconds_duckdb": [round(value, 2) for value in theirs],
-            "ratio_of_medians": round(statistics.median(ours) / statistics.median(theirs), 3),
-        }
+        result["counting"] = compare(job, folder, pairs, lambda: count_duckdb(job, bins))
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=5_000_000)
+    options.add_argument(
         "--bins", type=int, default=1000, help="Cells of each of the two continuous columns."
     )
-    parser.add_argument("--levels", type=int, default=100, help="Levels of the third column.")
-    parser.add_argument("--factor", type=float, default=0.5, help="A of the threshold A·log n/ε.")
-    parser.add_argument(
-        "--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone."
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
-    )
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options.add_argument("--levels", type=int, default=100, help="Levels of the third column.")
+    options.add_argument("--factor", type=float, default=0.5, help="A of the threshold A·log n/ε.")
+    add_pairs(options, "the job")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         write_rows(folder / "in", arguments.rows, arguments.levels)
@@ -196,10 +130,7 @@ def main() -> None:
             "load_average": [round(load, 2) for load in os.getloadavg()],
         }
         result |= measure(load_job(spec), arguments.bins, arguments.pairs, folder)
-    text = json.dumps(result, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    print(keep(result, arguments.json))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ import os
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # read when polars is imported
 
-import argparse
 import importlib.util
-import json
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import dask
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from dpdask.io.shards import ROW_GROUP_ROWS, choose_encoding
 from dpdask.simulate import simulate_movielens
+from pipelines.benchmarks.common import add_folder, interleave, keep, parser, rounded
 from pipelines.benchmarks.dip import copy, job
 
 KNOWN = "{kind: known, columns: {rating: {probabilities: [0.01, 0.03, 0.02, 0.07, 0.05, 0.2, 0.13, 0.27, 0.08, 0.14]}}}"
@@ -87,20 +87,14 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, object]:
     }
     for name in SIDES.keys() - sides.keys():
         print(f"{name} is not installed: skipped")
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(rounds + 1):
-        for name, side in sides.items():
-            begin = time.process_time()
-            side(source, target)
-            found[name] += [time.process_time() - begin] if round_ else []
-            shutil.rmtree(target)
+    steps = {name: partial(side, source, target) for name, side in sides.items()}
+    clear = partial(shutil.rmtree, target, ignore_errors=True)
+    found = interleave(rounds, steps, clear, time.process_time)
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     return {
         "rows": rows,
         "rounds": rounds,
-        "cpu_seconds": {
-            name: [round(value, 3) for value in seconds] for name, seconds in found.items()
-        },
+        "cpu_seconds": {name: rounded(seconds, 3) for name, seconds in found.items()},
         "median_cpu_seconds": {name: round(value, 3) for name, value in medians.items()},
         "of_pyarrow": {
             name: round(value / medians["pyarrow"], 3) for name, value in medians.items()
@@ -109,31 +103,23 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, object]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--rows",
         type=int,
         default=3_000_000,
         help="3,000,000 by default; MovieLens-25M has 25,000,095.",
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
-    )
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options.add_argument("--rounds", type=int, default=5)
+    add_folder(options)
+    given = options.parse_args(arguments)
     pa.set_cpu_count(1)
     with (
         tempfile.TemporaryDirectory(dir=given.folder) as folder,
         dask.config.set(scheduler="synchronous"),
     ):
         result = measure(given.rows, given.rounds, Path(folder))
-    text = json.dumps(result, indent=1)
-    if given.json:
-        given.json.write_text(text + "\n")
-    print(text)
+    print(keep(result, given.json))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Movie means from released ratings: what each channel keeps, and the error of estimates beside randomised response.
 
-    python pipelines/benchmarks/means.py --ratings ml_latest_small_ratings.parquet --json means.json
+    python -m pipelines.benchmarks.means --ratings ml_latest_small_ratings.parquet --json means.json
 
 Channels are made for the frequencies of MovieLens-25M; the ratings' own rows are drawn from them. Without `--ratings`, they are simulated. For
 movies with at least 30 ratings the figures are root mean square errors of the movies' means, averaged over repeats: of `ReleasedColumn`'s
@@ -9,8 +9,6 @@ default and of its unbiased estimate, of randomised response with exact debiasin
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from dpdask import channels
 from dpdask.channels import compute_squared
 from dpdask.inference import ReleasedColumn
 from dpdask.simulate import ML25M_RATING_COUNTS
+from pipelines.benchmarks.common import keep, parser
 
 STARS = np.arange(1, 11) / 2
 PROBABILITIES = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
@@ -101,15 +100,14 @@ def measure(ratings: pd.DataFrame, repeats: int, seed: int = 0) -> dict[str, Any
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--ratings",
         type=Path,
         help="a Parquet file with movieId and rating in half stars; simulated if not given",
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    given = parser.parse_args(arguments)
+    options.add_argument("--repeats", type=int, default=5)
+    given = options.parse_args(arguments)
     ratings = (
         pd.read_parquet(given.ratings, columns=["movieId", "rating"])
         if given.ratings
@@ -124,8 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
         .set_index("epsilon")
         .T.to_string(float_format=lambda value: f"{value:.3g}")
     )
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(found, given.json)
 
 
 if __name__ == "__main__":

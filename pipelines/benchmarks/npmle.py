@@ -1,6 +1,6 @@
 """The distribution behind 10 million released ranges: one counting pass against DuckDB's, the solver, and flat memory.
 
-    python pipelines/benchmarks/npmle.py --rows 10000000 --pairs 3 --json npmle.json
+    python -m pipelines.benchmarks.npmle --rows 10000000 --pairs 3 --json npmle.json
 
 Ranges are those of two anchors per row (Case II) from a grid of 1000 knots; their two ends lie in Parquet files. Counting
 them, by one process, and one DuckDB query with two threads that groups the same files by both ends, are timed in pairs,
@@ -10,14 +10,12 @@ that count and solve, at a quarter of the rows and at all of them. Needs the `te
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ import pyarrow.parquet as pq
 
 from dpdask.inference.range_estimates import npmle
 from dpdask.stats.ranges import RangeCounts
+from pipelines.benchmarks.common import add_pairs, interleave, keep, parser, rounded
 
 SUPPORT = (0.0, 9.0)
 ROWS_PER_FILE = 500_000
@@ -85,23 +84,19 @@ def count_duckdb(folder: Path) -> None:
         ).fetchnumpy()
 
 
-def seconds(step: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    result = step()
-    return time.perf_counter() - begin, result
-
-
 def alone(folder: Path, n_knots: int, results: Queue[dict[str, Any]]) -> None:
     """Count and solve, and put what it took."""
-    counting, counts = seconds(lambda: count(folder, n_knots))
-    solving, found = seconds(lambda: npmle(counts, support=SUPPORT))
+    begin = time.perf_counter()
+    counts = count(folder, n_knots)
+    counted = time.perf_counter()
+    found = npmle(counts, support=SUPPORT)
     results.put(
         {
             "rows": counts.n_rows,
             "distinct_ranges": len(counts.keys),
             "intervals_with_mass": len(found.masses),
-            "seconds_counting": round(counting, 2),
-            "seconds_solving": round(solving, 2),
+            "seconds_counting": round(counted - begin, 2),
+            "seconds_solving": round(time.perf_counter() - counted, 2),
             "newton_steps": found.n_iterations,
             "duality_gap": found.duality_gap,
             "mean": found.moment(1),
@@ -128,35 +123,36 @@ def measure(rows: int, n_knots: int, pairs: int, folder: Path) -> dict[str, Any]
     whole, part = folder / "whole", folder / "part"
     write_ranges(whole, rows, n_knots)
     write_ranges(part, rows // 4, n_knots)
-    ours: list[float] = []
-    theirs: list[float] = []
-    solving: list[float] = []
     npmle(count(part, n_knots), support=SUPPORT)  # compiles the kernels
-    count_duckdb(whole)  # warms the page cache
-    for _ in range(pairs):
-        theirs.append(seconds(lambda: count_duckdb(whole))[0])
-        spent, counts = seconds(lambda: count(whole, n_knots))
-        ours.append(spent)
-        solving.append(seconds(lambda: npmle(counts, support=SUPPORT))[0])  # noqa: B023  # called before the next turn
-    fresh = [in_a_fresh_process(place, n_knots) for place in (part, whole)]
+    counted: dict[str, RangeCounts] = {}
+
+    def count_whole() -> None:
+        counted["whole"] = count(whole, n_knots)
+
     result: dict[str, Any] = {
         "rows": rows,
         "knots": n_knots,
         "pairs": pairs,
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "load_average": rounded(os.getloadavg()),
     }
     if pairs:
-        result |= {
-            "seconds_counting": [round(value, 2) for value in ours],
-            "seconds_duckdb": [round(value, 2) for value in theirs],
-            "seconds_solving": [round(value, 2) for value in solving],
-            "median_seconds": round(
-                statistics.median(map(sum, zip(ours, solving, strict=True))), 2
-            ),
-            "ratio_of_counting_medians": round(
-                statistics.median(ours) / statistics.median(theirs), 3
-            ),
+        steps = {
+            "duckdb": lambda: count_duckdb(whole),
+            "counting": count_whole,
+            "solving": lambda: npmle(counted["whole"], support=SUPPORT),
         }
+        found = interleave(pairs, steps)
+        both = map(sum, zip(found["counting"], found["solving"], strict=True))
+        medians = {name: statistics.median(each) for name, each in found.items()}
+        result |= {
+            "seconds_counting": rounded(found["counting"]),
+            "seconds_duckdb": rounded(found["duckdb"]),
+            "seconds_solving": rounded(found["solving"]),
+            "median_seconds": round(statistics.median(both), 2),
+            "ratio_of_counting_medians": round(medians["counting"] / medians["duckdb"], 3),
+        }
+        del counted["whole"]
+    fresh = [in_a_fresh_process(place, n_knots) for place in (part, whole)]
     return {
         **result,
         "fresh_processes": fresh,
@@ -165,28 +161,14 @@ def measure(rows: int, n_knots: int, pairs: int, folder: Path) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--knots", type=int, default=1000)
-    parser.add_argument(
-        "--pairs",
-        type=int,
-        default=3,
-        help="Comparisons with DuckDB; 0 for the fresh processes alone.",
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="Where the ranges go; a temporary folder by default."
-    )
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=10_000_000)
+    options.add_argument("--knots", type=int, default=1000)
+    add_pairs(options, "the fresh processes")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         result = measure(arguments.rows, arguments.knots, arguments.pairs, Path(name))
-    text = json.dumps(result, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    print(keep(result, arguments.json))
 
 
 if __name__ == "__main__":

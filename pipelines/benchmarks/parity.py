@@ -10,18 +10,16 @@ seconds. Medians of several runs. Noise is secure unless a seed is given.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import dpdask
+from pipelines.benchmarks.common import add_seeds, keep, parser, seeds_of
 
 N_COLUMNS = 12
 TARGET = "c0"
@@ -80,32 +78,24 @@ def total_variation(first: pd.DataFrame, second: pd.DataFrame, columns: list[str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument(
-        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    add_seeds(options)
+    options.add_argument("--rows", type=int, default=50_000)
+    options.add_argument("--epsilon", type=float, default=1.0)
+    given = options.parse_args(arguments)
     said = []
     print(
         "| parity of | fitted with | target right | two-way | its own table | CPU s |\n|---|---|---|---|---|---|"
     )
     for order, (name, way) in itertools.product((3, 4), WAYS.items()):
         table = simulate(given.rows, order)
-        seeds = [None if given.seed is None else given.seed + run for run in range(given.seeds)]
-        runs = [measure(table, order, given.epsilon, seed, **way) for seed in seeds]
+        runs = [measure(table, order, given.epsilon, seed, **way) for seed in seeds_of(given)]
         median = {key: float(np.median([run[key] for run in runs])) for key in runs[0]}
         said.append({"columns": order, "way": name, "medians": median, "runs": runs})
         measures = f"{median['right']:.3f} | {median['two_way']:.4f} | {median['own_table']:.4f} | {median['cpu_seconds']:.1f}"
         print(f"| {order} columns | {name} | {measures} |", flush=True)
-    if given.json is not None:
-        head = {"rows": given.rows, "epsilon": given.epsilon, "insecure_seed": given.seed}
-        given.json.write_text(json.dumps({**head, "results": said}, indent=1), encoding="utf-8")
+    head = {"rows": given.rows, "epsilon": given.epsilon, "insecure_seed": given.seed}
+    keep({**head, "results": said}, given.json)
 
 
 if __name__ == "__main__":

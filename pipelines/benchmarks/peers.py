@@ -35,7 +35,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from threadpoolctl import threadpool_limits
 from dpdask.arrays import Codes
 from dpdask.stats import Domain
 from pipelines.adult.compare import read_case
+from pipelines.benchmarks.common import add_seeds, keep, parser
 from pipelines.benchmarks.records import Truth
 from pipelines.papers.asghar_utility import one_way_total_variation
 
@@ -101,15 +102,16 @@ class Table:
 def read_table(job: Path, path: str, target: str | None) -> Table:
     """Return the job's table in codes; with a target, without the rows held out."""
     case = read_case(job, path, 1)
+    table = Table(
+        name=case.name,
+        domain=case.domain,
+        codes=case.codes,
+        delta=case.budget.delta,
+        held_out=case.codes[:, :0],
+        target=None,
+    )
     if target is None:
-        return Table(
-            name=case.name,
-            domain=case.domain,
-            codes=case.codes,
-            delta=case.budget.delta,
-            held_out=case.codes[:, :0],
-            target=None,
-        )
+        return table
     column, _, level = target.partition("=")
     names, sizes, codes = list(case.domain.names), list(case.domain.sizes), case.codes
     values = pq.read_table(path, columns=[column])[column].to_pandas().astype(str).to_numpy()
@@ -124,11 +126,10 @@ def read_table(job: Path, path: str, target: str | None) -> Table:
             f"no row of column {column!r} has the level {level!r}; write --target COLUMN=LEVEL"
         )
     held = np.random.default_rng(SPLIT_SEED).random(codes.shape[1]) < HELD_OUT
-    return Table(
-        name=case.name,
+    return replace(
+        table,
         domain=Domain(names=tuple(names), sizes=tuple(sizes)),
         codes=np.ascontiguousarray(codes[:, ~held]),
-        delta=case.budget.delta,
         held_out=np.ascontiguousarray(codes[:, held]),
         target=Target(column=place, levels=wanted),
     )
@@ -143,11 +144,9 @@ class Judge:
 
     def of(self, codes: Codes) -> dict[str, float]:
         """Return every measure of records."""
-        one_way = float(
-            (one_way_total_variation(self.table.codes, codes, self.table.domain.sizes)).mean()
-        )
+        one_way = one_way_total_variation(self.table.codes, codes, self.table.domain.sizes)
         return {
-            "one_way": one_way,
+            "one_way": float(one_way.mean()),
             **self.truth.of_records(codes),
             "impossible": self.impossible(codes),
             **self.predicts(codes),
@@ -158,25 +157,25 @@ class Judge:
         wrong = np.zeros(codes.shape[1], dtype=bool)
         pairs = [(a, b) for a in range(len(codes)) for b in range(a + 1, len(codes))]
         for (a, b), start in zip(pairs, self.truth.starts, strict=True):
-            wrong |= (
-                self.truth.pairs[start + codes[a].astype(np.intp) * self.truth.sizes[b] + codes[b]]
-                == 0
-            )
+            cells = start + codes[a].astype(np.intp) * self.truth.sizes[b] + codes[b]
+            wrong |= self.truth.pairs[cells] == 0
         return float(wrong.mean())
 
     def predicts(self, codes: Codes) -> dict[str, float]:
         """Return the AUC, on the rows held out, of a model that is fitted to the records."""
         if self.table.target is None:
             return {}
-        (features, own), (others, true) = (
-            self.table.target.of(codes),
-            self.table.target.of(self.table.held_out),
-        )
+        features, own = self.table.target.of(codes)
+        others, true = self.table.target.of(self.table.held_out)
         if own.all() or not own.any():
             return {"auc": 0.5}
         with threadpool_limits(1):  # threads that wait for each other are dear on a busy machine
             model = HistGradientBoostingClassifier(random_state=0).fit(features, own)
         return {"auc": float(roc_auc_score(true, model.predict_proba(others)[:, 1]))}
+
+
+Trial = tuple[str, float, int]
+"""A method, its ε and the number of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,82 +192,68 @@ class Work:
         """Write the files that the methods read; a folder holds one table."""
         self.folder.mkdir(parents=True, exist_ok=True)
         coded, domain = self.folder / "coded.parquet", self.folder / "domain.json"
-        frame = pd.DataFrame(
-            dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True))
-        )
-        said = json.dumps(
-            {
-                "sizes": dict(zip(table.domain.names, table.domain.sizes, strict=True)),
-                "delta": table.delta,
-            },
-            indent=1,
-        )
+        names = table.domain.names
+        frame = pd.DataFrame(dict(zip(names, table.codes.astype(np.int32), strict=True)))
+        sizes = dict(zip(names, table.domain.sizes, strict=True))
+        said = keep({"sizes": sizes, "delta": table.delta}, None)
         if not coded.exists():
             domain.write_text(said, encoding="utf-8")
             frame.to_parquet(coded)
         elif domain.read_text(encoding="utf-8") != said or not pd.read_parquet(coded).equals(frame):
             raise SystemExit(f"{self.folder} holds another table; name a new folder")
 
-    def place(self, method: str, epsilon: float, number: int, suffix: str) -> Path:
+    def place(self, trial: Trial, suffix: str) -> Path:
+        method, epsilon, number = trial
         return self.folder / f"{method}-{epsilon:g}-{number}{suffix}"
 
     def missing(self, method: str) -> bool:
         """Whether the method's copy was not given."""
         return METHODS[method] is not None and METHODS[method] not in self.copies
 
-    def run(self, method: str, epsilon: float, number: int) -> None:
+    def run(self, trial: Trial) -> None:
         """Run a method once, unless this was done; repeat a run that failed or had a lower limit. Costs are written beside the records."""
-        said = self.found(method, epsilon, number)
+        said = self.found(trial)
         if said is not None and (
             said["status"] == "finished"
             or (said["status"].startswith("did not") and said["limit"] >= self.limit)
         ):
             return
+        method, epsilon, number = trial
         source = METHODS[method]
-        output, copy = (
-            self.place(method, epsilon, number, ".parquet"),
-            ROOT if source is None else self.copies[source],
-        )
+        copy = ROOT if source is None else self.copies[source]
         python = sys.executable if source is None else self.pythons[source]
-        files = [str(self.folder / "coded.parquet"), str(self.folder / "domain.json"), str(output)]
+        files = [self.folder / "coded.parquet", self.folder / "domain.json"]
+        files = [str(file) for file in (*files, self.place(trial, ".parquet"))]
         seed = [] if self.seed is None else [f"--seed={self.seed + number}"]
         command = [python, str(RUNNER), method, *files, f"--epsilon={epsilon!r}", *seed]
-        paths = os.pathsep.join(str(copy / part) for part in SOURCES.get(source or "", (".",)))
-        switches = {
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(copy / part) for part in SOURCES.get(source, (".",))),
             "PYTHONSAFEPATH": "1",
             "PYTHONWARNINGS": "ignore",
             "PYTHONUNBUFFERED": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        environment = {**os.environ, "PYTHONPATH": paths, **switches}
-        log = self.place(method, epsilon, number, ".log")
+        log = self.place(trial, ".log")
         with log.open("w", encoding="utf-8") as file:
-            costs = timed(
-                command,
-                self.limit,
-                cwd=copy,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+            streams = {"stdout": file, "stderr": subprocess.STDOUT}
+            costs = timed(command, self.limit, cwd=copy, env=environment, **streams)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
         if costs["status"] == "finished":
             costs |= json.loads(lines[-1])
         elif costs["status"] == "failed":
             costs["status"] = f"failed: {lines[-1]}"
-        self.place(method, epsilon, number, ".json").write_text(json.dumps(costs), encoding="utf-8")
+        self.place(trial, ".json").write_text(json.dumps(costs), encoding="utf-8")
 
-    def found(self, method: str, epsilon: float, number: int) -> dict[str, Any] | None:
+    def found(self, trial: Trial) -> dict[str, Any] | None:
         """Return the costs of a run, or None if there was none."""
-        path = self.place(method, epsilon, number, ".json")
+        path = self.place(trial, ".json")
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def records(self, method: str, epsilon: float, number: int, domain: Domain) -> Codes:
+    def records(self, trial: Trial, domain: Domain) -> Codes:
         """Return the synthetic records in codes."""
-        frame = pd.read_parquet(self.place(method, epsilon, number, ".parquet"))
-        return np.ascontiguousarray(
-            frame[list(domain.names)].to_numpy().T.astype(domain.code_dtype)
-        )
+        frame = pd.read_parquet(self.place(trial, ".parquet"))[list(domain.names)]
+        return np.ascontiguousarray(frame.to_numpy().T.astype(domain.code_dtype))
 
 
 def timed(command: list[str], limit: float, **options: Any) -> dict[str, Any]:
@@ -292,21 +277,17 @@ def timed(command: list[str], limit: float, **options: Any) -> dict[str, Any]:
 
 def judged(work: Work, judge: Judge, method: str, epsilon: float, n_runs: int) -> dict[str, Any]:
     """Return the figures of a method's runs, and their medians."""
-    found = {
-        number: costs
-        for number in range(n_runs)
-        if (costs := work.found(method, epsilon, number)) is not None
-    }
-    finished = {number: costs for number, costs in found.items() if costs["status"] == "finished"}
+    trials = [(method, epsilon, number) for number in range(n_runs)]
+    found = [(trial, costs) for trial in trials if (costs := work.found(trial)) is not None]
+    finished = [(trial, costs) for trial, costs in found if costs["status"] == "finished"]
     if not finished:
-        costs = next(iter(found.values()), {"status": "not run"})
+        costs = found[0][1] if found else {"status": "not run"}
         return {"status": costs["status"], "costs": costs, "medians": {}, "runs": []}
-    runs = []
-    for number, costs in finished.items():
-        runs.append(
-            judge.of(work.records(method, epsilon, number, judge.table.domain))
-            | {cost: costs[cost] for cost in COSTS}
-        )
+    domain = judge.table.domain
+    runs = [
+        judge.of(work.records(trial, domain)) | {cost: costs[cost] for cost in COSTS}
+        for trial, costs in finished
+    ]
     medians = {measure: float(np.median([run[measure] for run in runs])) for measure in runs[0]}
     return {"status": "finished", "medians": medians, "runs": runs}
 
@@ -326,47 +307,39 @@ def line(method: str, said: Mapping[str, Any]) -> str:
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--job", type=Path, default=Path("pipelines/adult/job.yaml"))
-    parser.add_argument("--input", required=True, help="the table, one Parquet file")
-    parser.add_argument("--target", help="COLUMN=LEVEL, to be predicted from the other columns")
-    parser.add_argument(
+    options = parser(__doc__)
+    add_seeds(options)
+    options.add_argument("--job", type=Path, default=Path("pipelines/adult/job.yaml"))
+    options.add_argument("--input", required=True, help="the table, one Parquet file")
+    options.add_argument("--target", help="COLUMN=LEVEL, to be predicted from the other columns")
+    options.add_argument(
         "--work",
         type=Path,
         required=True,
         help="a folder for the coded table, the synthetic records and the costs",
     )
-    parser.add_argument(
+    options.add_argument(
         "--methods",
         nargs="*",
         choices=METHODS,
         default=list(METHODS),
         help="which methods to run now; all are reported",
     )
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument(
-        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
-    )
-    parser.add_argument(
+    options.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
+    options.add_argument(
         "--limit",
         type=float,
         default=3600,
         help="seconds, by the clock, after which a run is stopped",
     )
     for peer in SOURCES:
-        parser.add_argument(f"--{peer}", type=Path, help="a copy of its repository")
-        parser.add_argument(
+        options.add_argument(f"--{peer}", type=Path, help="a copy of its repository")
+        options.add_argument(
             f"--{peer}-python",
             default=sys.executable,
             help="an interpreter with the packages that it needs",
         )
-    parser.add_argument(
-        "--json", type=Path, help="a file for the same figures, and those of each run"
-    )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -393,9 +366,9 @@ def main(arguments: list[str] | None = None) -> None:
     said: list[dict[str, Any]] = []
     for epsilon in given.epsilon:
         for method in given.methods:
-            for number in range(0 if work.missing(method) else given.seeds):
-                work.run(method, epsilon, number)
-        rows = {method: judged(work, judge, method, epsilon, given.seeds) for method in METHODS}
+            for number in range(0 if work.missing(method) else given.runs):
+                work.run((method, epsilon, number))
+        rows = {method: judged(work, judge, method, epsilon, given.runs) for method in METHODS}
         said.append({"epsilon": epsilon, "methods": rows})
         shape = f"{table.codes.shape[1]:,} rows, {table.domain.n_attributes} columns, {sum(table.domain.sizes)} levels"
         print(f"{table.name}: {shape}, ε = {epsilon:g}, δ = {table.delta:.3g}, add-remove")
@@ -404,16 +377,13 @@ def main(arguments: list[str] | None = None) -> None:
         )
         print("|" + "---|" * (2 + len(MEASURES) + len(COSTS)))
         print("\n".join(line(method, row) for method, row in rows.items()), flush=True)
-    if given.json is not None:
-        head |= {
-            "n_levels": sum(table.domain.sizes),
-            "delta": table.delta,
-            "insecure_seed": given.seed,
-            "triples": judge.truth.triples,
-        }
-        given.json.write_text(
-            json.dumps({**head, "rows": said}, indent=1, ensure_ascii=False), encoding="utf-8"
-        )
+    head |= {
+        "n_levels": sum(table.domain.sizes),
+        "delta": table.delta,
+        "insecure_seed": given.seed,
+        "triples": judge.truth.triples,
+    }
+    keep({**head, "rows": said}, given.json, ensure_ascii=False)
 
 
 if __name__ == "__main__":

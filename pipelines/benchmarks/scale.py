@@ -40,6 +40,7 @@ from distributed import Client
 from dpdask.engine.compute import WINDOW
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
+from pipelines.benchmarks.common import add_folder, keep, parser
 
 JOB = Path(__file__).parents[1] / "movielens" / "job.yaml"
 ROWS = 16
@@ -54,17 +55,15 @@ def write_lake(folder: Path, n_fragments: int) -> None:
     """Write a table of so many files, each with a few ratings."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(1)
-    columns = {
-        "userId": rng.integers(1, 1000, ROWS, dtype=np.int32),
-        "movieId": rng.integers(1, 1000, ROWS, dtype=np.int32),
-    }
-    ratings = rng.choice(np.arange(0.5, 5.5, 0.5), ROWS)
-    first = folder / "part-000000.parquet"
-    pq.write_table(
-        pa.table({**columns, "rating": ratings, "timestamp": rng.integers(0, 2**30, ROWS)}), first
-    )
-    for number in range(1, n_fragments):
-        shutil.copyfile(first, folder / f"part-{number:06}.parquet")
+    # each file has rows of its own: a job refuses copies
+    for number in range(n_fragments):
+        rows = {
+            "userId": rng.integers(1, 1000, ROWS, dtype=np.int32),
+            "movieId": rng.integers(1, 1000, ROWS, dtype=np.int32),
+            "rating": rng.choice(np.arange(0.5, 5.5, 0.5), ROWS),
+            "timestamp": rng.integers(0, 2**30, ROWS),
+        }
+        pq.write_table(pa.table(rows), folder / f"part-{number:06}.parquet")
 
 
 def drive(source: str, target: str, address: str) -> dict[str, Any]:
@@ -97,14 +96,12 @@ def drive(source: str, target: str, address: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running(words: Sequence[str]) -> Iterator[psutil.Process]:
+def running(part: str, options: Sequence[str]) -> Iterator[psutil.Process]:
+    """Run a part of Dask's cluster, `scheduler` or `worker`."""
+    words = [sys.executable, "-m", f"distributed.cli.dask_{part}", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    options: dict[str, Any] = {
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-        "env": environment,
-    }
-    with subprocess.Popen(words, **options) as process:  # noqa: S603 - this Python
+    quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(words, env=environment, **quiet) as process:  # noqa: S603 - this Python
         try:
             yield psutil.Process(process.pid)
         finally:
@@ -118,30 +115,14 @@ def cluster(
     """Start a scheduler and workers on the loopback; yield the address and the processes."""
     file = folder / "scheduler.json"
     with ExitStack() as stack:
-        begin = [
-            sys.executable,
-            "-m",
-            "distributed.cli.dask_scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-        ]
-        scheduler = stack.enter_context(running([*begin, *QUIET, "--scheduler-file", str(file)]))
+        options = ["--host", "127.0.0.1", "--port", "0", *QUIET, "--scheduler-file", str(file)]
+        scheduler = stack.enter_context(running("scheduler", options))
         while not file.exists() or not file.read_text().endswith("}"):
             time.sleep(0.1)
         address = str(json.loads(file.read_text())["address"])
-        options = [
-            address,
-            "--nthreads",
-            "1",
-            "--no-nanny",
-            *QUIET,
-            "--local-directory",
-            str(folder),
-        ]
-        words = [sys.executable, "-m", "distributed.cli.dask_worker", *options]
-        workers = [stack.enter_context(running(words)) for _ in range(n_workers)]
+        options = [address, "--nthreads", "1", "--no-nanny", *QUIET]
+        options += ["--local-directory", str(folder)]
+        workers = [stack.enter_context(running("worker", options)) for _ in range(n_workers)]
         with Client(address, set_as_default=False) as client:
             client.wait_for_workers(n_workers, timeout=300)
         yield address, scheduler, workers
@@ -171,32 +152,19 @@ def measure(
         for name, n in (("cold", WARM), ("warm", WARM), ("table", n_fragments)):
             source, target = folder / name, folder / f"{name}-out"
             write_lake(source, n)
-            before = count_seconds([scheduler]), count_seconds(workers), time.perf_counter()
-            options = (
-                ["-m", "cProfile", "-o", str(profile)]
-                if profile is not None and name == "table"
-                else []
-            )
-            words = [
-                sys.executable,
-                *options,
-                str(Path(__file__)),
-                "--drive",
-                str(source),
-                str(target),
-                address,
-            ]
+            profiled = ["-m", "cProfile", "-o", str(profile)] if profile and name == "table" else []
+            driven = ["--drive", str(source), str(target), address]
+            words = [sys.executable, *profiled, "-m", "pipelines.benchmarks.scale", *driven]
+            before = [count_seconds([scheduler]), count_seconds(workers), time.perf_counter()]
             ended = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603 - this Python
-            after = count_seconds([scheduler]), count_seconds(workers), time.perf_counter()
-            used = [end - begin for begin, end in zip(before, after, strict=True)]
-            driver = json.loads(ended.stdout.splitlines()[-1])
-            memory = scheduler.memory_info().rss / 2**20
+            after = [count_seconds([scheduler]), count_seconds(workers), time.perf_counter()]
+            of_scheduler, of_workers, wall = np.subtract(after, before).tolist()
             found[name] = {
-                "driver": driver,
-                "scheduler": used[0] - idle * used[2],
-                "workers": used[1],
-                "wall": used[2],
-                "scheduler_mib": memory,
+                "driver": json.loads(ended.stdout.splitlines()[-1]),
+                "scheduler": of_scheduler - idle * wall,
+                "workers": of_workers,
+                "wall": wall,
+                "scheduler_mib": scheduler.memory_info().rss / 2**20,
             }
             shutil.rmtree(source)
             shutil.rmtree(target)
@@ -210,30 +178,29 @@ def summarise(
     n_fragments: int, warm: Mapping[str, Any], table: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the costs of a fragment: those of a table without those of a small one."""
-    n = n_fragments - WARM
+    n, driver, before = n_fragments - WARM, table["driver"], warm["driver"]
 
     def each(seconds: float, start: float) -> float:
         return round(1000 * max(0.0, seconds - start) / n, 4)
 
-    driver, scheduler = (
-        each(table["driver"]["seconds"], warm["driver"]["seconds"]),
-        each(table["scheduler"], warm["scheduler"]),
-    )
+    driver_ms = each(driver["seconds"], before["seconds"])
+    scheduler_ms = each(table["scheduler"], warm["scheduler"])
+    scheduler_mib = table["scheduler_mib"]
     return {
         "fragments": n_fragments,
-        "driver_ms_each": driver,
-        "scheduler_ms_each": scheduler,
-        "milliseconds_each": round(driver + scheduler, 4),
+        "driver_ms_each": driver_ms,
+        "scheduler_ms_each": scheduler_ms,
+        "milliseconds_each": round(driver_ms + scheduler_ms, 4),
         "worker_ms_each": each(table["workers"], warm["workers"]),
-        "driver_seconds": round(table["driver"]["seconds"], 2),
-        "driver_stages": table["driver"]["stages"],
+        "driver_seconds": round(driver["seconds"], 2),
+        "driver_stages": driver["stages"],
         "scheduler_seconds": round(table["scheduler"], 2),
-        "driver_mib": table["driver"]["mib"],
-        "driver_kib_each": round(1024 * (table["driver"]["mib"] - warm["driver"]["mib"]) / n, 3),
-        "scheduler_mib": round(table["scheduler_mib"], 1),
-        "scheduler_kib_each": round(1024 * (table["scheduler_mib"] - warm["scheduler_mib"]) / n, 3),
+        "driver_mib": driver["mib"],
+        "driver_kib_each": round(1024 * (driver["mib"] - before["mib"]) / n, 3),
+        "scheduler_mib": round(scheduler_mib, 1),
+        "scheduler_kib_each": round(1024 * (scheduler_mib - warm["scheduler_mib"]) / n, 3),
         "wall_seconds": round(table["wall"], 1),
-        "shards": table["driver"]["shards"],
+        "shards": driver["shards"],
     }
 
 
@@ -258,10 +225,7 @@ def simulate(
     A stage is a queue: the driver hands over tasks while fewer than a window are with the scheduler; the scheduler takes in, hands out and takes
     back one task after the other; a worker computes one task at a time.
     """
-    driver, scheduler = (
-        run["driver_ms_each"] / 1000 / PASSES,
-        run["scheduler_ms_each"] / 1000 / PASSES,
-    )
+    driver, scheduler = (run[f"{name}_ms_each"] / 1000 / PASSES for name in ("driver", "scheduler"))
     clock_driver = clock_scheduler = busy = end = 0.0
     free = [0.0] * n_workers  # when each worker has nothing to do
     out: list[float] = []  # when each task that the scheduler has is done
@@ -324,56 +288,40 @@ def extrapolate(run: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fragments", type=int, nargs="+", default=[1000, 10_000])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    add_folder(options)
+    options.add_argument("--fragments", type=int, nargs="+", default=[1000, 10_000])
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument(
         "--profile",
         type=Path,
         help="Where the driver's profile of the last table goes; profiling slows it down.",
     )
-    parser.add_argument(
+    options.add_argument(
         "--simulate",
         type=Path,
         help="Measure nothing: simulate from the figures of an earlier run.",
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--drive", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
+    options.add_argument("--drive", nargs=3, help=argparse.SUPPRESS)
+    arguments = options.parse_args(words)
     if arguments.drive:
         print(json.dumps(drive(*arguments.drive)))
         return
     if arguments.simulate:
         runs = json.loads(arguments.simulate.read_text())["runs"]
     else:
-        runs = []
+        runs, largest = [], max(arguments.fragments)
         for n in sorted(arguments.fragments):
+            profile = arguments.profile if n == largest else None
             with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-                runs.append(
-                    measure(
-                        Path(folder),
-                        n,
-                        arguments.workers,
-                        arguments.profile if n == max(arguments.fragments) else None,
-                    )
-                )
+                runs.append(measure(Path(folder), n, arguments.workers, profile))
     worst = {
         **{name: runs[-1][name] for name in BARS if name in runs[-1]},
         "exponent": find_exponent(runs),
     }
     met = {name: worst[name] is None or worst[name] <= bar for name, bar in BARS.items()}
-    text = json.dumps(
-        {"runs": runs, **worst, "bars": BARS, "met": met, "extrapolated": extrapolate(runs[-1])},
-        indent=1,
-    )
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    found = {"runs": runs, **worst, "bars": BARS, "met": met}
+    print(keep({**found, "extrapolated": extrapolate(runs[-1])}, arguments.json))
 
 
 if __name__ == "__main__":

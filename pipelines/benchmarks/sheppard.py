@@ -1,6 +1,6 @@
 """Least squares of house prices from wide cells: the slope's error with and without Sheppard's correction.
 
-    python pipelines/benchmarks/sheppard.py --input bay_area_house_sales_sample.parquet --json sheppard.json
+    python -m pipelines.benchmarks.sheppard --input bay_area_house_sales_sample.parquet --json sheppard.json
 
 Prices are regressed on the size, and on the size and the county, from perturbed histograms with 5, 10 and 20 cells of each number, and with
 cells that are found (ε = 1): from centres without and with the correction, and from points that are spread in their cells. The
@@ -10,8 +10,6 @@ slope against least squares on the rows, averaged over repeats.
 
 from __future__ import annotations
 
-import argparse
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pandas as pd
 
 import dpdask
 from dpdask.inference import WeightedSample, least_squares
+from pipelines.benchmarks.common import keep, parser
 
 BOUNDS = (
     {"price": (0.0, 4_000_000.0), "bsqft": (0.0, 5_000.0)},
@@ -80,13 +79,12 @@ def measure(table: pd.DataFrame, repeats: int) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--input", type=Path, required=True, help="the sample of Bay Area house sales, in Parquet"
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    given = parser.parse_args(arguments)
+    options.add_argument("--repeats", type=int, default=5)
+    given = options.parse_args(arguments)
     warnings.simplefilter(
         "ignore", UserWarning
     )  # cells that are too fine are part of what is shown
@@ -95,8 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     rows = measure(table, given.repeats)
     print(pd.DataFrame(rows).round(4).to_string(index=False))
-    if given.json:
-        given.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    keep({"rows": rows}, given.json)
 
 
 if __name__ == "__main__":

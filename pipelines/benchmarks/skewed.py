@@ -18,7 +18,6 @@ house sales. If DPDASK_DATA is not set, it simulates 200,000 amounts and counts.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 import dpdask
+from pipelines.benchmarks.common import add_seeds, keep, parser, seeds_of
 
 SHARES = (0.25, 0.5, 0.75, 0.95)
 MEASURES = ("quantiles", "mean", "zeros")
@@ -90,31 +90,18 @@ def release(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for names in [list(frame)] if together else [[name] for name in frame]:
-            own, schema = (
-                frame[names],
-                dpdask.Schema.from_dict({"columns": {name: columns[name] for name in names}}),
-            )
-            if mechanism == "copula":
-                copula = dpdask.GaussianCopula(
-                    schema,
-                    epsilon=epsilon,
-                    delta=2.0**-30,
-                    adjacency="add-remove",
-                    insecure_seed=seed,
-                )
-                found.append(copula.fit(own).sample(len(frame), seed=seed).compute())
-            elif mechanism == "histogram":
-                with dpdask.DIP(
-                    schema, epsilon=epsilon, reference=dpdask.Histogram(), insecure_seed=seed
-                ).fit(own) as fitted:
+            own = frame[names]
+            schema = dpdask.Schema.from_dict({"columns": {name: columns[name] for name in names}})
+            given: dict[str, Any] = {"epsilon": epsilon, "insecure_seed": seed}
+            if mechanism == "histogram":
+                with dpdask.DIP(schema, reference=dpdask.Histogram(), **given).fit(own) as fitted:
                     found.append(fitted.transform(own))
-            else:
-                found.append(
-                    dpdask.PerturbedHistogram(schema, epsilon=epsilon, insecure_seed=seed)
-                    .fit(own)
-                    .sample(len(frame), seed=seed)
-                    .compute()
-                )
+                continue
+            made: Any = dpdask.PerturbedHistogram(schema, **given)
+            if mechanism == "copula":
+                given |= {"delta": 2.0**-30, "adjacency": "add-remove"}
+                made = dpdask.GaussianCopula(schema, **given)
+            found.append(made.fit(own).sample(len(frame), seed=seed).compute())
     return pd.concat([each.reset_index(drop=True) for each in found], axis=1)
 
 
@@ -157,10 +144,9 @@ def measure_table(
         "| column | mechanism | quartiles and 95 % | clipped mean | zeros | one unit | met |\n|---|---|---|---|---|---|---|"
     )
     for mechanism in MECHANISMS:
-        seeds = [
-            None if given.seed is None else given.seed + number for number in range(given.runs)
+        releases = [
+            release(frame, bounds, mechanism, given.epsilon, seed) for seed in seeds_of(given)
         ]
-        releases = [release(frame, bounds, mechanism, given.epsilon, seed) for seed in seeds]
         for name in frame:
             runs = [measure(frame[name], released[name]) for released in releases]
             found = {each: float(np.median([run[each] for run in runs])) for each in MEASURES}
@@ -187,31 +173,22 @@ def measure_table(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--input", help="a Parquet file")
-    parser.add_argument("--columns", nargs="+", help="its columns of numbers")
-    parser.add_argument(
+    options = parser(__doc__)
+    add_seeds(options, "--runs")
+    options.add_argument("--input", help="a Parquet file")
+    options.add_argument("--columns", nargs="+", help="its columns of numbers")
+    options.add_argument(
         "--factor", type=float, default=100.0, help="by how much the bounds are too wide"
     )
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument(
-        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="a file for the same figures, and those of each run"
-    )
-    given = parser.parse_args(arguments)
+    options.add_argument("--epsilon", type=float, default=1.0)
+    given = options.parse_args(arguments)
     rows = [
         row
         for table, frame in read_tables(given.input, given.columns)
         for row in measure_table(table, frame, given)
     ]
-    if given.json is not None:
-        head = {"epsilon": given.epsilon, "factor": given.factor, "insecure_seed": given.seed}
-        given.json.write_text(json.dumps({**head, "rows": rows}, indent=1), encoding="utf-8")
+    head = {"epsilon": given.epsilon, "factor": given.factor, "insecure_seed": given.seed}
+    keep({**head, "rows": rows}, given.json)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,16 @@ covariance of Z and Z̃ is Σ P_k T[k, j] (v_k - m)(v_j - m). ε* is what the ch
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 
 import numpy as np
 
 from dpdask import channels
+from dpdask.simulate import ML25M_RATING_COUNTS
 
 LEVELS = np.arange(1, 11) / 2
-COUNTS = np.array(
-    [393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474]
-)
+COUNTS = np.array(ML25M_RATING_COUNTS)
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 CHANNELS = ("laplace", "laplace-calibrated", "optimal", "optimal-unbiased")
 
@@ -28,7 +28,7 @@ def channel(
 ) -> channels.LevelChannel:
     """Return one of the job file's channels on ordered levels; `optimal` at the cost of a squared difference."""
     if kind == "optimal":
-        return channels.optimal(probabilities, epsilon, (levels[:, None] - levels[None, :]) ** 2)
+        return channels.optimal(probabilities, epsilon, channels.compute_squared(levels))
     if kind == "optimal-unbiased":
         return channels.optimal_unbiased(probabilities, epsilon, levels)
     return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrate}[kind](
@@ -50,20 +50,13 @@ def correlation(probabilities: np.ndarray, matrix: np.ndarray, levels: np.ndarra
 
 def table(epsilons: tuple[float, ...] = EPSILONS) -> list[dict[str, float | str]]:
     probabilities = COUNTS / COUNTS.sum()
-    made = [
-        (kind, epsilon, channel(kind, probabilities, LEVELS, epsilon))
-        for kind in CHANNELS
-        for epsilon in epsilons
-    ]
-    return [
-        {
-            "channel": kind,
-            "epsilon": epsilon,
-            "epsilon_exact": c.epsilon,
-            "correlation": correlation(probabilities, c.matrix, LEVELS),
-        }
-        for kind, epsilon, c in made
-    ]
+    rows = []
+    for kind, epsilon in itertools.product(CHANNELS, epsilons):
+        made = channel(kind, probabilities, LEVELS, epsilon)
+        kept = correlation(probabilities, made.matrix, LEVELS)
+        row = {"channel": kind, "epsilon": epsilon, "epsilon_exact": made.epsilon}
+        rows.append(row | {"correlation": kept})
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,11 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
     as_json = parser.parse_args(arguments).json
     rows = table()
     if as_json:
-        print(
-            json.dumps(
-                {"frequencies": COUNTS.tolist(), "levels": LEVELS.tolist(), "rows": rows}, indent=1
-            )
-        )
+        head = {"frequencies": COUNTS.tolist(), "levels": LEVELS.tolist()}
+        print(json.dumps({**head, "rows": rows}, indent=1))
         return
     print("correlation of released with original rating (ε* in brackets)")
     print(f"{'channel':20}" + "".join(f"{f'ε = {epsilon:g}':>18}" for epsilon in EPSILONS))

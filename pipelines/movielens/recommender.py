@@ -23,9 +23,10 @@ penalties (in units of the residual standard deviation) the best on it is taken.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -43,15 +44,8 @@ from dpdask.stats.statistic import CellCounts
 RATINGS = np.arange(1.0, 6.0)
 N_FACTORS, SWEEPS, BIAS_SWEEPS = 8, 8, 6
 BIAS_PENALTIES = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0)
-FACTOR_PENALTIES = (
-    80.0,
-    50.0,
-    35.0,
-    25.0,
-    18.0,
-    13.0,
-    9.0,
-)  # from strong to weak, until it gets worse
+# from strong to weak, until it gets worse
+FACTOR_PENALTIES = (80.0, 50.0, 35.0, 25.0, 18.0, 13.0, 9.0)
 REFERENCE_SHARE = 0.1
 MAX_CONDITION = 10.0
 
@@ -66,15 +60,11 @@ class Table:
     shape: tuple[int, int]
 
     def rows(self, which: np.ndarray) -> Table:
-        return Table(
-            users=self.users[which],
-            movies=self.movies[which],
-            ratings=self.ratings[which],
-            shape=self.shape,
-        )
+        parts = {name: getattr(self, name)[which] for name in ("users", "movies", "ratings")}
+        return replace(self, **parts)
 
     def rated(self, ratings: np.ndarray) -> Table:
-        return Table(users=self.users, movies=self.movies, ratings=ratings, shape=self.shape)
+        return replace(self, ratings=ratings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,13 +115,7 @@ def fit_factors(table: Table, biases: Model, penalty: float) -> Model:
     for _ in range(SWEEPS):
         solve_side(*sides[0], users, movies, penalty)
         solve_side(*sides[1], movies, users, penalty)
-    return Model(
-        mean=biases.mean,
-        user_bias=biases.user_bias,
-        movie_bias=biases.movie_bias,
-        user_factors=users * scale,
-        movie_factors=movies,
-    )
+    return replace(biases, user_factors=users * scale, movie_factors=movies)
 
 
 def grouped(
@@ -187,26 +171,19 @@ def tuned(table: Table, rng: np.random.Generator) -> tuple[Model, dict[str, floa
         if error < best:
             best, chosen = error, penalty
     model = fit_biases(table, user, movie)
-    return model if chosen is None else fit_factors(table, model, chosen), {
-        "user": user,
-        "movie": movie,
-        "factors": chosen,
-    }
+    if chosen is not None:
+        model = fit_factors(table, model, chosen)
+    return model, {"user": user, "movie": movie, "factors": chosen}
 
 
 def rmse(model: Model, test: Table) -> float:
-    return float(
-        np.sqrt(
-            np.mean((np.clip(model.predict(test), RATINGS[0], RATINGS[-1]) - test.ratings) ** 2)
-        )
-    )
+    found = np.clip(model.predict(test), RATINGS[0], RATINGS[-1])
+    return float(np.sqrt(np.mean((found - test.ratings) ** 2)))
 
 
 def make_channel(kind: str, reference: np.ndarray, epsilon: float) -> np.ndarray:
     if kind == "optimal":
-        return channels.optimal(
-            reference, epsilon, (RATINGS[:, None] - RATINGS[None, :]) ** 2
-        ).matrix
+        return channels.optimal(reference, epsilon, channels.compute_squared(RATINGS)).matrix
     return channels.laplace(reference, epsilon, ordered=True).matrix
 
 
@@ -224,9 +201,8 @@ def pseudo_ratings(matrix: np.ndarray) -> np.ndarray:
 
 
 def shares(table: Table) -> np.ndarray:
-    return np.bincount(table.ratings.astype(int) - 1, minlength=len(RATINGS)).astype(float) / len(
-        table.ratings
-    )
+    counts = np.bincount(table.ratings.astype(int) - 1, minlength=len(RATINGS))
+    return counts.astype(float) / len(table.ratings)
 
 
 def noisy_shares(table: Table, epsilon: float, rng: np.random.Generator) -> np.ndarray:
@@ -241,20 +217,13 @@ def noisy_shares(table: Table, epsilon: float, rng: np.random.Generator) -> np.n
 
 
 def read(path: str, rows: int | None = None) -> Table:
-    columns = pq.read_table(path, columns=["UserID", "MovieID", "Rating"])
-    (users, n_users), (movies, n_movies) = (
-        (codes, len(names))
-        for names, codes in (
-            np.unique(columns[name].to_numpy()[:rows], return_inverse=True)
-            for name in ("UserID", "MovieID")
-        )
-    )
-    return Table(
-        users=users,
-        movies=movies,
-        ratings=columns["Rating"].to_numpy()[:rows].astype(float),
-        shape=(n_users, n_movies),
-    )
+    names = ["UserID", "MovieID", "Rating"]
+    columns = pq.read_table(path, columns=names)
+    users, movies, ratings = (columns[name].to_numpy()[:rows] for name in names)
+    of_users, users = np.unique(users, return_inverse=True)
+    of_movies, movies = np.unique(movies, return_inverse=True)
+    shape = len(of_users), len(of_movies)
+    return Table(users=users, movies=movies, ratings=ratings.astype(float), shape=shape)
 
 
 def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str, object]]:
@@ -265,18 +234,18 @@ def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str,
     out = rng.random(len(training.ratings)) < 0.25
     held_out, kept = training.rows(out), training.rows(~out)
     results: list[dict[str, object]] = []
+    baselines: dict[str, float] = {}
 
     def train(
-        seen: Table, reference: str, channel: str, epsilon: float | None, debiased: bool
+        seen: Table,
+        reference: str,
+        channel: str = "none",
+        epsilon: float | None = None,
+        debiased: bool = False,
     ) -> None:
         model, penalties = tuned(seen, np.random.default_rng(seed + 1))
-        same = [
-            row["rmse"]
-            for row in results
-            if row["channel"] == "none" and row["reference"] == reference
-        ]
         found = rmse(model, test)
-        excess = found - (same[0] if same else found)
+        excess = found - baselines.setdefault(reference, found)
         row = {
             "reference": reference,
             "channel": channel,
@@ -286,8 +255,8 @@ def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str,
         }
         results.append(row | {"rmse": found, "excess": excess, "penalties": penalties})
 
-    train(kept, "holdout", "none", None, False)
-    train(training, "histogram", "none", None, False)
+    train(kept, "holdout")
+    train(training, "histogram")
     for epsilon in epsilons:
         for reference, rows, share in (
             ("holdout", kept, 1.0),
@@ -301,39 +270,28 @@ def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str,
             for channel in ("laplace", "optimal"):
                 matrix = make_channel(channel, law, share * epsilon)
                 codes = released(rows, matrix, rng)
-                train(rows.rated(RATINGS[codes]), reference, channel, epsilon, False)
+                train(rows.rated(RATINGS[codes]), reference, channel, epsilon)
                 train(rows.rated(pseudo_ratings(matrix)[codes]), reference, channel, epsilon, True)
     return results
 
 
 def acceptance(results: list[dict[str, object]], epsilons: list[float]) -> list[dict[str, float]]:
     """Return, by ε, the part of Laplace's excess that optimal + debias closes, and what `histogram` costs on top."""
-
-    def one(epsilon: float, reference: str, channel: str, debiased: bool, what: str) -> float:
-        wanted = {
-            "epsilon": epsilon,
-            "reference": reference,
-            "channel": channel,
-            "debiased": debiased,
-        }
-        return next(
-            float(row[what])
-            for row in results
-            if all(row[key] == value for key, value in wanted.items())
+    keys = ("epsilon", "reference", "channel", "debiased")
+    by = {tuple(row[key] for key in keys): row for row in results}
+    found = []
+    for epsilon in epsilons:
+        best = by[epsilon, "holdout", "optimal", True]
+        laplace = by[epsilon, "holdout", "laplace", False]
+        histogram = by[epsilon, "histogram", "optimal", True]
+        found.append(
+            {
+                "epsilon": epsilon,
+                "closed": 1 - best["excess"] / laplace["excess"],
+                "histogram_over_holdout": histogram["rmse"] / best["rmse"] - 1,
+            }
         )
-
-    return [
-        {
-            "epsilon": epsilon,
-            "closed": 1
-            - one(epsilon, "holdout", "optimal", True, "excess")
-            / one(epsilon, "holdout", "laplace", False, "excess"),
-            "histogram_over_holdout": one(epsilon, "histogram", "optimal", True, "rmse")
-            / one(epsilon, "holdout", "optimal", True, "rmse")
-            - 1,
-        }
-        for epsilon in epsilons
-    ]
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -351,17 +309,8 @@ def main(arguments: list[str] | None = None) -> None:
     summary = acceptance(results, options.epsilons)
     if options.json:
         seconds = round(time.perf_counter() - begun, 1)
-        print(
-            json.dumps(
-                {
-                    "seed": options.seed,
-                    "seconds": seconds,
-                    "results": results,
-                    "acceptance": summary,
-                },
-                indent=1,
-            )
-        )
+        head = {"seed": options.seed, "seconds": seconds}
+        print(json.dumps({**head, "results": results, "acceptance": summary}, indent=1))
         return
     for reference in ("holdout", "histogram"):
         baseline, *private = (row for row in results if row["reference"] == reference)
@@ -372,12 +321,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"  {'excess RMSE over it':24}"
             + "".join(f"{f'ε = {epsilon:g}':>10}" for epsilon in options.epsilons)
         )
-        for channel, debiased in (
-            ("laplace", False),
-            ("laplace", True),
-            ("optimal", False),
-            ("optimal", True),
-        ):
+        for channel, debiased in itertools.product(("laplace", "optimal"), (False, True)):
             cells = [
                 f"{row['excess']:+10.4f}"
                 for row in private

@@ -1,6 +1,6 @@
-"""The Gaussian copula as its paper has it, each dummy with a threshold of its own, and the paper's Laplace answers. CONFIDENTIAL but for `dpc`.
+"""The Gaussian copula as its paper has it, each dummy with a threshold of its own, and answers beside it. CONFIDENTIAL but for `dpc`.
 
-`pipelines/adult/compare.py` compares ours with them. `cop`, `cop_id` and `cop_one` read private rows without noise, and the
+`pipelines/adult/compare.py` compares ours with them. `cop`, `cop_id`, `cop_one` and the answers of independent attributes read private rows without noise, and the
 noise of `laplace_answers` is floating-point noise from an ordinary generator, which protects nobody. Dummies are a uint8 matrix of
 shape (Σ s_a, n), one row for each level of each attribute in the order of `pipelines.papers.asghar_utility`. A column of it need not
 be a record: nothing keeps an attribute from having two levels, or none.
@@ -8,14 +8,14 @@ be a record: nothing keeps an attribute from having two levels, or none.
 References
 ----------
 Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
-Gaussian copula (2019), sections 3 and 4.3, table 1: "cop", "cop-ID", "cop-1", "dpc" and "Lap".
+Gaussian copula (2019), sections 3 and 4.3, table 1: "cop", "cop-ID", "cop-1", "dpc", "Lap" and "no-cor".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from itertools import combinations
 
 import numpy as np
 from numpy.random import Generator
@@ -27,10 +27,9 @@ from dpdask.kernels import normal as normal_kernel
 from dpdask.kernels.correlation import pack, room_for
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula.model import draw_latents
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
-from dpdask.stats import Domain, MarginalCounts
 from pipelines.papers.asghar_utility import (
     Answers,
     Codes,
@@ -43,17 +42,16 @@ from pipelines.papers.asghar_utility import (
 )
 
 Dummies = NDArray[np.uint8]
-Within = Literal["disjoint", "independent"]
 
 _FLOOR = 1e-6  # the paper's "small positive values" for eigenvalues of zero
 _TOLERANCE = 1e-3  # of a wanted count, in rows
 _EXACT_ROWS = 1 << 16  # sums of so many zeros and ones are exact in float32
 
 
-def cop(
-    codes: Codes, sizes: Sequence[int], *, within: Within = "disjoint", rng: Generator
-) -> Dummies:
+def cop(codes: Codes, sizes: Sequence[int], *, rng: Generator) -> Dummies:
     """Return dummies of the Gaussian copula with the rows' exact means and correlations (cop); confidential: reads private rows, without noise.
+
+    Two levels of one attribute never meet, and their latent correlation is the one that says so.
 
     Parameters
     ----------
@@ -61,9 +59,6 @@ def cop(
         Integer array of shape (m, n): row a holds the codes 0 .. s_a - 1 of attribute a.
     sizes
         How many levels each attribute has, s_1 .. s_m.
-    within
-        What two levels of one attribute are taken for. `disjoint`: they never meet, and their latent correlation is the
-        one that says so. `independent`: their latent correlation is 0.
     rng
         Draws the latent variables.
 
@@ -77,9 +72,8 @@ def cop(
         If the table is not such a matrix, or a code is outside its attribute's levels.
     """
     n = codes.shape[-1]
-    return _drawn(
-        one_way_counts(codes, sizes) / n, two_way_counts(codes, sizes) / n, sizes, within, n, rng
-    )
+    means, meets = one_way_counts(codes, sizes) / n, two_way_counts(codes, sizes) / n
+    return _drawn(means, meets, sizes, n, rng)
 
 
 def cop_id(codes: Codes, sizes: Sequence[int], *, rng: Generator) -> Dummies:
@@ -102,41 +96,20 @@ def cop_one(codes: Codes, sizes: Sequence[int], *, rng: Generator) -> Dummies:
     return _thresholded(factor, means, codes.shape[-1], rng)
 
 
-def dpc(
-    codes: Codes,
-    sizes: Sequence[int],
-    *,
-    epsilon: float,
-    delta: float,
-    adjacency: Adjacency,
-    within: Within = "disjoint",
-    noise_rng: Generator | None = None,
-    rng: Generator,
-) -> Dummies:
-    """Return dummies of the paper's own private recipe (dpc); (ε, δ)-private, not confidential, if `noise_rng` is None.
+def dpc(noisy: NoisyMarginals, *, rng: Generator) -> Dummies:
+    """Return dummies of the paper's own private recipe (dpc); as private as the tables are, not confidential.
 
     Parameters
     ----------
-    codes, sizes, within
-        As of `cop`.
-    epsilon, delta
-        The target of advanced composition, both positive; δ below 1.
-    adjacency
-        What the noise is calibrated for.
-    noise_rng
-        None: secure noise. A stream: INSECURE, for measurements alone; see `privacy.noise`.
+    noisy
+        All one-way and two-way tables, with the noise of `paper_noise`.
     rng
-        Draws the latent variables, after the noise.
+        Draws the latent variables.
 
     Returns
     -------
     uint8 array of shape (Σ s_a, n'): n' is the number of rows, which replace-one makes public, or under add-remove what the
     noisy tables say.
-
-    Raises
-    ------
-    ValueError
-        As of `cop`, and of `table_epsilon`.
 
     Privacy
     -------
@@ -149,36 +122,10 @@ def dpc(
     Algorithm 1 adds noise to a dummy's zeros too, so that its mean stays below 1. Here they are the number of rows less
     the noisy ones, because noise of their own costs more than the paper says: see `paper_noise`.
     """
-    domain = Domain(
-        names=tuple(f"attribute {place}" for place in range(len(sizes))), sizes=tuple(sizes)
-    )
-    one_way, pairs = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
-    exact = MarginalCounts(
-        domain=domain, n_rows=codes.shape[1], one_way=one_way, pairs=pairs, cliques={}
-    )
-    planned = paper_noise(len(sizes), epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return dpc_of_tables(
-        measure(exact, planned, n_rows_public=adjacency == "replace-one", rng=noise_rng),
-        within=within,
-        rng=rng,
-    )
-
-
-def dpc_of_tables(noisy: NoisyMarginals, *, within: Within = "disjoint", rng: Generator) -> Dummies:
-    """Return dummies of the paper's copula from noisy tables; as private as they are, not confidential.
-
-    Parameters
-    ----------
-    noisy
-        All one-way and two-way tables.
-    within, rng
-        As of `dpc`.
-    """
     n = max(1, round(noisy.n_rows))
     means = np.clip(noisy.one_way / noisy.n_rows, 0.0, 1.0)
-    return _drawn(
-        means, np.maximum(noisy.pairs / noisy.n_rows, 0.0), noisy.domain.sizes, within, n, rng
-    )
+    meets = np.maximum(noisy.pairs / noisy.n_rows, 0.0)
+    return _drawn(means, meets, noisy.domain.sizes, n, rng)
 
 
 def paper_noise(
@@ -191,7 +138,7 @@ def paper_noise(
     n_attributes
         How many attributes there are, m.
     epsilon, delta, adjacency
-        As of `dpc`.
+        The target of advanced composition, both positive, δ below 1; and what the noise is calibrated for.
 
     Raises
     ------
@@ -296,6 +243,56 @@ def laplace_answers(
     return np.maximum(noisy, 0.0) if clip else noisy
 
 
+def independent_two_way(codes: Codes, sizes: Sequence[int]) -> Floats:
+    """Return the two-way counts if attributes were independent (no-cor), in the order of `two_way_counts`; confidential: reads private rows.
+
+    Parameters
+    ----------
+    codes
+        Integer array of shape (m, n): row a holds the codes 0 .. s_a - 1 of attribute a.
+    sizes
+        How many levels each attribute has, s_1 .. s_m.
+
+    Returns
+    -------
+    float64 array of shape (Σ_{a<b} s_a s_b,): n times the product of the two frequencies.
+
+    Raises
+    ------
+    ValueError
+        If the table is not such a matrix, or a code is outside its attribute's levels.
+    """
+    frequencies = np.split(one_way_counts(codes, sizes) / codes.shape[1], np.cumsum(sizes)[:-1])
+    tables = [np.outer(first, second).ravel() for first, second in combinations(frequencies, 2)]
+    answers: Floats = np.concatenate([np.zeros(0), *tables]) * codes.shape[1]
+    return answers
+
+
+def independent_three_way(codes: Codes, sizes: Sequence[int], queries: Counts) -> Floats:
+    """Return the counts of three-way conjunctions if attributes were independent (no-cor); confidential: reads private rows.
+
+    Parameters
+    ----------
+    codes, sizes
+        As of `independent_two_way`.
+    queries
+        int64 array of shape (q, 3): dummies, as `three_way_queries` draws them.
+
+    Returns
+    -------
+    float64 array of shape (q,): n times the product of the three frequencies.
+
+    Raises
+    ------
+    ValueError
+        As of `independent_two_way` and of `check_queries`.
+    """
+    check_queries(queries, sizes)
+    frequencies = one_way_counts(codes, sizes) / codes.shape[1]
+    answers: Floats = frequencies[queries].prod(axis=1) * codes.shape[1]
+    return answers
+
+
 def dummy_answers(dummies: Dummies, sizes: Sequence[int], queries: Counts) -> Answers:
     """Return the one-, two- and three-way conjunction counts of dummies; confidential if the dummies are.
 
@@ -383,19 +380,13 @@ def _pair_cells(
     return rows, columns
 
 
-def _drawn(
-    means: Floats, meets: Floats, sizes: Sequence[int], within: Within, n: int, rng: Generator
-) -> Dummies:
+def _drawn(means: Floats, meets: Floats, sizes: Sequence[int], n: int, rng: Generator) -> Dummies:
     """Return n rows of dummies with these means, that meet as often as asked as far as a correlation matrix can."""
-    rows, columns = _pair_cells(sizes)
     matrix = np.eye(len(means))
-    matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(
-        means[rows], means[columns], meets, n
-    )
-    if within == "disjoint":
-        rows, columns = _pair_cells(sizes, within=True)
+    own = _pair_cells(sizes, within=True)
+    for (rows, columns), meet in ((_pair_cells(sizes), meets), (own, np.zeros(len(own[0])))):
         matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(
-            means[rows], means[columns], np.zeros(len(rows)), n
+            means[rows], means[columns], meet, n
         )
     nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR)
     return _thresholded(np.linalg.cholesky(nearest.matrix), means, n, rng)

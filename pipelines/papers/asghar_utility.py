@@ -13,7 +13,7 @@ Gaussian copula (2019), section 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Self, TypeAlias
@@ -78,10 +78,8 @@ class ErrorProfile:
         )
 
     def __str__(self) -> str:
-        return " · ".join(
-            f"{_short(average)}/{maximum:.0f}"
-            for average, maximum in zip(self.average, self.maximum, strict=True)
-        )
+        both = zip(self.average, self.maximum, strict=True)
+        return " · ".join(f"{_short(average)}/{maximum:.0f}" for average, maximum in both)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,11 +115,10 @@ class Answers:
         ValueError
             As of `three_way_counts`.
         """
-        one_way, two_way = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
         return cls(
             n_rows=codes.shape[1],
-            one_way=one_way,
-            two_way=two_way,
+            one_way=one_way_counts(codes, sizes),
+            two_way=two_way_counts(codes, sizes),
             three_way=three_way_counts(codes, sizes, queries),
         )
 
@@ -159,40 +156,6 @@ class UtilityReport:
         return f"| {name} | {' | '.join(profiles)} | {variation} |"
 
 
-def compare(
-    original: Codes,
-    released: Codes,
-    sizes: Sequence[int],
-    *,
-    n_queries: int = N_QUERIES,
-    rng: Generator,
-) -> UtilityReport:
-    """Return how far `released` is from `original`; confidential: reads private rows.
-
-    Parameters
-    ----------
-    original, released
-        Integer arrays of shapes (m, n) and (m, n'), m, n, n' >= 1: row a holds the codes 0 .. s_a - 1 of attribute a.
-    sizes
-        How many levels each attribute has, s_1 .. s_m, 1 to 65,536.
-    n_queries
-        How many three-way conjunctions are drawn.
-    rng
-        The generator that draws them.
-
-    Raises
-    ------
-    ValueError
-        If a table is not such a matrix, a code is outside its attribute's levels, or n_queries is not positive.
-    """
-    queries = three_way_queries(sizes, n_queries=n_queries, rng=rng)
-    return compare_answers(
-        Answers.of_codes(original, sizes, queries),
-        Answers.of_codes(released, sizes, queries),
-        sizes,
-    )
-
-
 def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> UtilityReport:
     """Return how far answers are from the true counts, whether or not any table of records gives them; confidential: the counts are private.
 
@@ -217,71 +180,36 @@ def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> Util
     factor = np.float64(true.n_rows / given.n_rows)
     one_way = errors_of_answers(true.one_way, given.one_way * factor)
     two_way = errors_of_answers(true.two_way, given.two_way * factor)
-    three_way = None
-    if true.three_way is not None and given.three_way is not None and len(true.three_way):
-        three_way = errors_of_answers(true.three_way, given.three_way * factor)
+    is_answered = true.three_way is not None and given.three_way is not None
+    three_way = errors_of_answers(true.three_way, given.three_way * factor) if is_answered else ()
     variation = _variations(two_way, [a * b for a, b in combinations(sizes, 2)], true.n_rows)
     return UtilityReport(
         one_way=ErrorProfile.of(one_way),
         two_way=ErrorProfile.of(two_way) if len(two_way) else None,
-        three_way=ErrorProfile.of(three_way) if three_way is not None else None,
+        three_way=ErrorProfile.of(three_way) if len(three_way) else None,
         mean_total_variation=float(variation.mean()) if len(variation) else None,
     )
-
-
-def one_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
-    """Return the error of every one-way count, shape (Σ s_a,), in the order of the dummies; confidential: reads private rows.
-
-    For the parameters and errors see `compare`.
-    """
-    return _errors(original, released, lambda codes: one_way_counts(codes, sizes))
-
-
-def two_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
-    """Return the error of every two-way conjunction, shape (Σ_{a<b} s_a s_b,); confidential: reads private rows.
-
-    The order is that of `two_way_counts`.
-
-    For the parameters and errors see `compare`.
-    """
-    return _errors(original, released, lambda codes: two_way_counts(codes, sizes))
-
-
-def three_way_errors(
-    original: Codes,
-    released: Codes,
-    sizes: Sequence[int],
-    *,
-    n_queries: int = N_QUERIES,
-    rng: Generator,
-) -> Floats:
-    """Return the error of random three-way conjunctions, shape (n_queries,) or fewer; confidential: reads private rows.
-
-    Its queries are those that `three_way_queries` draws.
-
-    For the parameters and errors see `compare`.
-    """
-    queries = three_way_queries(sizes, n_queries=n_queries, rng=rng)
-    return _errors(original, released, lambda codes: three_way_counts(codes, sizes, queries))
 
 
 def one_way_total_variation(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
     """Return the total variation distance of each attribute's distribution, shape (m,); confidential: reads private rows.
 
-    For the parameters and errors see `compare`.
+    Parameters
+    ----------
+    original, released
+        Integer arrays of shapes (m, n) and (m, n'), as of `one_way_counts`.
+    sizes
+        How many levels each attribute has, s_1 .. s_m.
+
+    Raises
+    ------
+    ValueError
+        As of `one_way_counts`.
     """
-    return _variations(one_way_errors(original, released, sizes), sizes, original.shape[1])
-
-
-def total_variation(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
-    """Return the total variation distance of each two-way table, shape (m (m - 1) / 2,); confidential: reads private rows.
-
-    The pairs are in lexicographic order, (1, 2), (1, 3), …, (m - 1, m).
-
-    For the parameters and errors see `compare`.
-    """
-    cells = [a * b for a, b in combinations(sizes, 2)]
-    return _variations(two_way_errors(original, released, sizes), cells, original.shape[1])
+    # this checks both tables
+    true, given = one_way_counts(original, sizes), one_way_counts(released, sizes)
+    factor = np.float64(original.shape[1] / released.shape[1])
+    return _variations(errors_of_answers(true, given * factor), sizes, original.shape[1])
 
 
 def errors_of_answers(true_counts: Counts | Floats, answers: Counts | Floats) -> Floats:
@@ -312,14 +240,14 @@ def one_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
     Parameters
     ----------
     codes
-        Integer array of shape (m, n): each attribute's codes, 0..s_a-1.
+        Integer array of shape (m, n), m, n >= 1: row a holds the codes 0 .. s_a - 1 of attribute a.
     sizes
-        The number of levels of each attribute.
+        The number of levels of each attribute, 1 to 65,536.
 
     Raises
     ------
     ValueError
-        As `compare`.
+        If the table is not such a matrix, or a code is outside its attribute's levels.
     """
     _check(codes, sizes)
     return np.concatenate(
@@ -348,14 +276,14 @@ def three_way_counts(codes: Codes, sizes: Sequence[int], queries: Counts) -> Cou
     Parameters
     ----------
     codes, sizes
-        As `compare`.
+        As of `one_way_counts`.
     queries
         int64 array of shape (q, 3): dummies, as `three_way_queries` draws them.
 
     Raises
     ------
     ValueError
-        As `compare` and of `check_queries`.
+        As of `one_way_counts` and of `check_queries`.
     """
     _check(codes, sizes)
     check_queries(queries, sizes)
@@ -458,12 +386,6 @@ def _check(codes: Codes, sizes: Sequence[int]) -> None:
     for place, (row, size) in enumerate(zip(codes, sizes, strict=True)):
         if row.min() < 0 or row.max() >= size:
             raise ValueError(f"attribute {place} holds a code outside its levels")
-
-
-def _errors(original: Codes, released: Codes, count: Callable[[Codes], Counts]) -> Floats:
-    """Return the errors of the released counts, scaled to the original's number of rows."""
-    true, given = count(original), count(released)  # this checks both tables
-    return errors_of_answers(true, given * np.float64(original.shape[1] / released.shape[1]))
 
 
 def _starts(sizes: Sequence[int]) -> Counts:

@@ -101,10 +101,8 @@ def pyplot() -> Any:
 
 def band(axes: Any, xs: list[float], losses: list[Floats]) -> None:
     """Draw means by x, with standard errors as a band."""
-    means, errors = (
-        np.array([one.mean() for one in losses]),
-        np.array([standard_error(one) for one in losses]),
-    )
+    means = np.array([one.mean() for one in losses])
+    errors = np.array([standard_error(one) for one in losses])
     axes.plot(xs, means, marker="o", label="mean")
     axes.fill_between(xs, means - errors, means + errors, alpha=0.3)
 
@@ -123,40 +121,29 @@ def draw_13(plt: Any, wrong: list[tuple[int, Floats]]) -> Any:
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     degrees = [float(d) for d, _ in wrong]
     band(axes, degrees, [losses for _, losses in wrong])
-    axes.plot(
-        degrees,
-        [np.median(losses) for _, losses in wrong],
-        marker="s",
-        linestyle="--",
-        label="median",
-    )
-    axes.set(
-        xlabel="degrees of freedom of the noise",
-        ylabel="mean squared error",
-        xscale="log",
-        yscale="log",
-    )
+    medians = [np.median(losses) for _, losses in wrong]
+    axes.plot(degrees, medians, marker="s", linestyle="--", label="median")
+    axes.set(xlabel="degrees of freedom of the noise", ylabel="mean squared error")
+    axes.set(xscale="log", yscale="log")
     axes.legend()
     return figure
 
 
 def draw_14(plt: Any, pairs: list[Pair]) -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    for label, losses in (
-        ("Example 2", [one.interval for one in pairs]),
-        ("Laplace, scale 1/α", [one.laplace for one in pairs]),
-        ("Laplace, scale 2/α", [one.twice for one in pairs]),
-    ):
-        left.errorbar(
-            [one.alpha for one in pairs],
-            [x.mean() for x in losses],
-            [standard_error(x) for x in losses],
-            marker="o",
-            label=label,
-        )
+    alphas = [one.alpha for one in pairs]
+    labels = {
+        "interval": "Example 2",
+        "laplace": "Laplace, scale 1/α",
+        "twice": "Laplace, scale 2/α",
+    }
+    for name, label in labels.items():
+        losses = [getattr(one, name) for one in pairs]
+        means, errors = [x.mean() for x in losses], [standard_error(x) for x in losses]
+        left.errorbar(alphas, means, errors, marker="o", label=label)
     left.set(xlabel="α (of b: the α that it is paired with)", ylabel="E|error of the mean|")
     left.legend()
-    right.plot([one.alpha for one in pairs], [one.coverage for one in pairs], marker="o")
+    right.plot(alphas, [one.coverage for one in pairs], marker="o")
     right.set(xlabel="α of local differential privacy", ylabel="τ of interval privacy")
     return figure
 
@@ -179,10 +166,10 @@ def main(arguments: list[str] | None = None) -> None:
     plt = pyplot()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the paper stops after 20 refits
+        figures = ((12, figure_12, draw_12), (13, figure_13, draw_13), (14, figure_14, draw_14))
         drawn = {
-            "figure-12": draw_12(plt, figure_12(options.seed, options.replications[0])),
-            "figure-13": draw_13(plt, figure_13(options.seed, options.replications[1])),
-            "figure-14": draw_14(plt, figure_14(options.seed, options.replications[2])),
+            f"figure-{number}": draw(plt, experiment(options.seed, n))
+            for (number, experiment, draw), n in zip(figures, options.replications, strict=True)
         }
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():

@@ -28,6 +28,7 @@ any setting here gives but a σ fixed near 3 (`--sigma 3`), which spoils M1.
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,30 +44,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dpdask.inference.interval_regression import IntervalRegressor
+from pipelines.papers.ding_regression import coverage, ranges
 
 Floats = Any
-PAPER = {
-    "coverage": {"oracle": 0.00, "M1": 0.57, "M2": 0.76, "M3": 0.94},
-    "LR": {
-        "oracle": (0.79, 0.02, 3.21, 0.07),
-        "M1": (0.78, 0.02, 3.25, 0.08),
-        "M2": (0.78, 0.02, 3.23, 0.04),
-        "M3": (0.52, 0.09, 4.43, 0.25),
-    },
-    "GB": {
-        "oracle": (0.89, 0.01, 2.30, 0.18),
-        "M1": (0.86, 0.01, 2.56, 0.11),
-        "M2": (0.85, 0.01, 2.68, 0.09),
-        "M3": (0.74, 0.01, 3.65, 0.13),
-    },
-    "RF": {
-        "oracle": (0.82, 0.02, 2.86, 0.12),
-        "M1": (0.78, 0.02, 3.25, 0.09),
-        "M2": (0.75, 0.02, 3.41, 0.14),
-        "M3": (0.69, 0.02, 3.97, 0.05),
-    },
-}
-"""R² and its bracket, mean absolute error in years and its bracket."""
+PAPER = json.loads(Path(__file__).with_name("ding.json").read_text(encoding="utf-8"))["Table IV"]
+"""Coverages; R² and its bracket, mean absolute error in years and its bracket."""
 HALF_WIDTHS = {"M1 ±1": 1.0, "M1 ±½": 0.5}
 MECHANISMS = ("oracle", *HALF_WIDTHS, "M2", "M3")
 REFITS = {"LR": 200, "GB": 20, "RF": 20}
@@ -80,10 +62,9 @@ def load(path: Path, missing: str = "mean") -> tuple[Floats, Floats]:
     table["Status"] = (table["Status"] == "Developed").astype(float)
     if missing == "drop":
         table = table.dropna()
-    X = table.drop(columns=["Country", "Life expectancy"])
-    return X.fillna(X.median() if missing == "median" else X.mean()).to_numpy(float), table[
-        "Life expectancy"
-    ].to_numpy(float)
+    X, years = table.drop(columns=["Country", "Life expectancy"]), table["Life expectancy"]
+    filled = X.fillna(X.median() if missing == "median" else X.mean())
+    return filled.to_numpy(float), years.to_numpy(float)
 
 
 def m1(y: Floats, u: Floats, half_width: float) -> Floats:
@@ -94,30 +75,15 @@ def m1(y: Floats, u: Floats, half_width: float) -> Floats:
     return np.column_stack([low, np.where(y <= first, first, np.where(inside, y, np.inf))])
 
 
-def m2(y: Floats, pairs: Floats) -> Floats:
-    """Return the range of each y between its two anchors, the rows of `pairs`."""
-    u, v = pairs.T
-    low = np.where(y <= u, -np.inf, np.where(y <= v, u, v))
-    return np.column_stack([low, np.where(y <= u, u, np.where(y <= v, v, np.inf))])
-
-
-def m3(y: Floats, u: Floats) -> Floats:
-    """Return the side of its anchor that each y is on."""
-    return np.column_stack([np.where(y <= u, -np.inf, u), np.where(y <= u, u, np.inf)])
-
-
 def mechanisms(y: Floats, rng: np.random.Generator) -> dict[str, Floats]:
     """Return the ranges of standardised y by mechanism, shape (n, 2) each; both M1 have the same anchors."""
     n = len(y)
     u = rng.logistic(0, 1, n)
-    seen = {
+    return {
         "oracle": np.column_stack([y, y]),
         **{name: m1(y, u, half) for name, half in HALF_WIDTHS.items()},
-    }
-    return {
-        **seen,
-        "M2": m2(y, np.sort(rng.logistic(0, 2, (n, 2)), axis=1)),
-        "M3": m3(y, rng.logistic(0, 5, n)),
+        "M2": ranges(y, np.sort(rng.logistic(0, 2, (n, 2)), axis=1)),
+        "M3": ranges(y, rng.logistic(0, 5, (n, 1))),
     }
 
 
@@ -133,14 +99,9 @@ def coverages(y: Floats, rng: np.random.Generator, n: int = 200_000) -> dict[str
         name: float(np.mean(below(u - half) ** 2 + (1 - below(u + half)) ** 2))
         for name, half in HALF_WIDTHS.items()
     }
-    a, b = below(np.sort(rng.logistic(0, 2, (n, 2)), axis=1)).T
-    c = below(rng.logistic(0, 5, n))
-    return {
-        "oracle": 0.0,
-        **found,
-        "M2": float(np.mean(a**2 + (b - a) ** 2 + (1 - b) ** 2)),
-        "M3": float(np.mean(c**2 + (1 - c) ** 2)),
-    }
+    m2 = coverage(y, np.sort(rng.logistic(0, 2, (n, 2)), axis=1))
+    m3 = coverage(y, rng.logistic(0, 5, (n, 1)))
+    return {"oracle": 0.0, **found, "M2": m2, "M3": m3}
 
 
 def learners(seed: int) -> dict[str, Any]:
@@ -150,6 +111,10 @@ def learners(seed: int) -> dict[str, Any]:
         "GB": GradientBoostingRegressor(max_depth=2, random_state=seed),
         "RF": RandomForestRegressor(100, max_depth=3, random_state=seed),
     }
+
+
+def folds_of(seed: int, *, shuffle: bool) -> KFold:
+    return KFold(5, shuffle=shuffle, random_state=seed if shuffle else None)
 
 
 def scores(
@@ -185,9 +150,7 @@ def table(X: Floats, years: Floats, options: argparse.Namespace) -> None:
     y = (years - years.mean()) / years.std()
     covered = coverages(y, np.random.default_rng([options.seed, 0]))
     drawn = [mechanisms(y, np.random.default_rng(options.seed + k)) for k in range(options.draws)]
-    folds = KFold(
-        5, shuffle=options.shuffle, random_state=options.seed if options.shuffle else None
-    )
+    folds = folds_of(options.seed, shuffle=options.shuffle)
     half = f"{'ours':>14} {'paper':>12} {'differ':>7} {'draws':>6} {'off':>5}"
     print(f"{'':11} {'coverage':>8} paper | R²{half[2:]} | MAE{half[3:]}")
     for name in options.learners:
@@ -208,17 +171,13 @@ def table(X: Floats, years: Floats, options: argparse.Namespace) -> None:
 def preparations(path: Path, seed: int) -> None:
     """Print the oracle's R² (bracket) of each regression by how missing values and folds are handled."""
     print(f"{'missing':8} {'folds':9} {'rows':>5} " + " ".join(f"{name:>13}" for name in REFITS))
-    print(
-        f"{'paper':24} "
-        + " ".join(
-            f"{PAPER[name]['oracle'][0]:6.2f} ({PAPER[name]['oracle'][1]:.2f})" for name in REFITS
-        )
-    )
+    paper = [PAPER[name]["oracle"] for name in REFITS]
+    print(f"{'paper':24} " + " ".join(f"{r2:6.2f} ({bracket:.2f})" for r2, bracket, *_ in paper))
     for missing in ("mean", "median", "drop"):
         X, years = load(path, missing)
         y = (years - years.mean()) / years.std()
         for shuffle in (False, True):
-            folds = KFold(5, shuffle=shuffle, random_state=seed if shuffle else None)
+            folds = folds_of(seed, shuffle=shuffle)
             found = [
                 scores(IntervalRegressor(learner), X, years, y, folds)[:, 0]
                 for learner in learners(seed).values()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,21 @@ def forest(seed: int) -> RandomForestRegressor:
     return RandomForestRegressor(100, max_depth=3, random_state=seed)
 
 
+def refitted(
+    rng: np.random.Generator,
+    replications: int,
+    scale: float,
+    noise: Callable[[int], Floats] | None = None,
+) -> Floats:
+    """Return the losses of Figure 10's regression after 20 refits, for anchors of some scale."""
+    losses = []
+    for _ in range(replications):
+        X, y = linear(rng, ROWS, noise)
+        seen = ranges(y, rng.logistic(0, scale, (ROWS, 1)))
+        losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
+    return np.array(losses)
+
+
 def line(what: str, ours: Floats, paper: str) -> None:
     found = np.asarray(ours)
     error = found.std(ddof=1) / np.sqrt(len(found))
@@ -90,23 +106,16 @@ def figure_10(seed: int, replications: int) -> dict[int, Floats]:
     for _ in range(replications):
         X, y = linear(rng, ROWS)
         seen = ranges(y, rng.logistic(0, 5, (ROWS, 1)))
-        for steps in SHOWN:
-            losses[steps].append(loss(through_origin(1.0, steps).fit(X, seen).estimator_))
-        known.append(loss(through_origin(1.0, 500).fit(X, seen).estimator_))
-        free.append(loss(through_origin(None, 500).fit(X, seen).estimator_))
+        settings = [(found, 1.0, steps) for steps, found in losses.items()]
+        for found, sigma, steps in (*settings, (known, 1.0, 500), (free, None, 500)):
+            found.append(loss(through_origin(sigma, steps).fit(X, seen).estimator_))
         oracle.append(loss(LinearRegression(fit_intercept=False).fit(X, y)))
     large = linear(rng, 100_000)[1]
-    line(
-        "Figure 10, linear: coverage",
-        [coverage(large, rng.logistic(0, 5, (1000, 1))) for _ in range(9)],
-        "around 0.9",
-    )
-    for steps in SHOWN:
-        line(
-            f"Figure 10, linear: L2 loss after {steps} refits, σ = 1",
-            losses[steps],
-            "falls from 1, flat within 20",
-        )
+    covered = [coverage(large, rng.logistic(0, 5, (1000, 1))) for _ in range(9)]
+    line("Figure 10, linear: coverage", covered, "around 0.9")
+    for steps, found in losses.items():
+        what = f"Figure 10, linear: L2 loss after {steps} refits, σ = 1"
+        line(what, found, "falls from 1, flat within 20")
     line("Figure 10, linear: L2 loss at convergence, σ = 1", known, "that after 20")
     line("Figure 10, linear: L2 loss at convergence, σ estimated", free, "-")
     line("Figure 10, linear: L2 loss of the raw data", oracle, "-")
@@ -118,41 +127,33 @@ def figure_11(seed: int, replications: int) -> None:
     rng = np.random.default_rng([seed, 11])
     X_new, _ = quadratic(rng, 5000)
     truth = X_new[:, 1] - 2 * X_new[:, 0] + 3
-    losses: dict[str, list[float]] = {
-        "1 refit": [],
-        "3 refits": [],
-        "20 refits": [],
-        "20 refits, σ estimated": [],
-        "raw data": [],
-        "midpoints": [],
+    refits = {
+        "1 refit": (1, 1.0),
+        "3 refits": (3, 1.0),
+        "20 refits": (20, 1.0),
+        "20 refits, σ estimated": (20, None),
     }
+    losses: dict[str, list[float]] = {what: [] for what in (*refits, "raw data", "midpoints")}
     coverages = []
     for k in range(replications):
         X, y = quadratic(rng, ROWS)
         anchors = np.sort(rng.logistic(0, 5, (ROWS, 2)), axis=1)
         seen = ranges(y, anchors)
         coverages.append(coverage(y, anchors))
-        for what, steps, sigma in (
-            ("1 refit", 1, 1.0),
-            ("3 refits", 3, 1.0),
-            ("20 refits", 20, 1.0),
-            ("20 refits, σ estimated", 20, None),
-        ):
-            model = IntervalRegressor(
-                forest(k), sigma=sigma, initial=0.0, max_iterations=steps
-            ).fit(X, seen)
-            losses[what].append(float(np.mean((model.predict(X_new) - truth) ** 2)))
-        for what, response in (("raw data", y), ("midpoints", midpoints(seen))):
-            losses[what].append(
-                float(np.mean((forest(k).fit(X, response).predict(X_new) - truth) ** 2))
+        fitted = {
+            what: IntervalRegressor(forest(k), sigma=sigma, initial=0.0, max_iterations=steps).fit(
+                X, seen
             )
+            for what, (steps, sigma) in refits.items()
+        }
+        fitted["raw data"] = forest(k).fit(X, y)
+        fitted["midpoints"] = forest(k).fit(X, midpoints(seen))
+        for what, model in fitted.items():
+            losses[what].append(float(np.mean((model.predict(X_new) - truth) ** 2)))
     line("Figure 11, forest: coverage", coverages, "around 0.9")
     for what, found in losses.items():
-        line(
-            f"Figure 11, forest: L2 loss, {what}",
-            found,
-            "falls, flat within 20" if "refit" in what else "-",
-        )
+        paper = "falls, flat within 20" if "refit" in what else "-"
+        line(f"Figure 11, forest: L2 loss, {what}", found, paper)
 
 
 def midpoints(seen: Floats) -> Floats:
@@ -167,18 +168,14 @@ def figure_12(seed: int, replications: int) -> list[tuple[float, float, Floats]]
     rng = np.random.default_rng([seed, 12])
     large, found = linear(rng, 100_000)[1], []
     for scale in SCALES:
-        losses = []
-        for _ in range(replications):
-            X, y = linear(rng, ROWS)
-            seen = ranges(y, rng.logistic(0, scale, (ROWS, 1)))
-            losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
+        losses = refitted(rng, replications, scale)
         covered = coverage(large, rng.logistic(0, scale, (5000, 1)))
         line(
             f"Figure 12: L2 loss, anchors' scale {scale}, coverage {covered:.3f}",
             losses,
             "flat until coverage is very near 1",
         )
-        found.append((scale, covered, np.array(losses)))
+        found.append((scale, covered, losses))
     return found
 
 
@@ -187,17 +184,14 @@ def figure_13(seed: int, replications: int) -> list[tuple[int, Floats]]:
     rng = np.random.default_rng([seed, 13])
     found = []
     for degrees in DEGREES:
-        losses = []
-        for _ in range(replications):
-            X, y = linear(rng, ROWS, lambda n, d=degrees: rng.standard_t(d, size=n))
-            seen = ranges(y, rng.logistic(0, 5, (ROWS, 1)))
-            losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
+        noise = partial(rng.standard_t, degrees)
+        losses = refitted(rng, replications, 5, noise)
         line(
             f"Figure 13: L2 loss, t noise of {degrees} degrees",
             losses,
             "not severely affected; least at 1000",
         )
-        found.append((degrees, np.array(losses)))
+        found.append((degrees, losses))
     return found
 
 

@@ -68,11 +68,8 @@ N_ROWS = 250_070
 TYPES = {"price": pa.float64(), "size": pa.float64(), "year": pa.int64(), "county": pa.string()}
 COUNTIES = ["Alameda", "Contra Costa", "Marin-SF-San Mateo", "Napa-Sonoma", "Santa Clara", "Solano"]
 COMBINED = {
-    "Marin": COUNTIES[2],
-    "San Francisco": COUNTIES[2],
-    "San Mateo": COUNTIES[2],
-    "Napa": COUNTIES[3],
-    "Sonoma": COUNTIES[3],
+    **dict.fromkeys(("Marin", "San Francisco", "San Mateo"), COUNTIES[2]),
+    **dict.fromkeys(("Napa", "Sonoma"), COUNTIES[3]),
 }
 
 
@@ -113,18 +110,16 @@ def simulated(rng: np.random.Generator) -> pd.DataFrame:
 
 def codecs(smallest: float) -> dict[str, Any]:
     """Return the paper's cells: ten of price and of size, four years, six counties."""
-    price = ValueCodec(name="price", type=pa.float64(), bounds=(1e5, 9e5), atoms=(), nulls=False)
-    size = ValueCodec(
-        name="size", type=pa.float64(), bounds=(smallest, 3000.0), atoms=(), nulls=False
-    )
+    bounds = {"price": (1e5, 9e5), "size": (smallest, 3000.0)}
     year = LevelCodec(name="year", levels=pa.array([0, 1, 2, 3]), ordered=True)
     county = LevelCodec(name="county", levels=pa.array(COUNTIES), ordered=False)
-    return {
-        "price": cells(price, 10),
-        "size": cells(size, 10),
-        "year": cells(year, 1),
-        "county": cells(county, 1),
+    numbers = {
+        name: cells(
+            ValueCodec(name=name, type=pa.float64(), bounds=ends, atoms=(), nulls=False), 10
+        )
+        for name, ends in bounds.items()
     }
+    return {**numbers, "year": cells(year, 1), "county": cells(county, 1)}
 
 
 def fit(frame: pd.DataFrame) -> Any:
@@ -141,10 +136,8 @@ def frame_of(
         values, weights = spread(release, columns, 0, len(release.keys))
     else:
         coded = zip(columns.items(), release.codes_at(0, len(release.keys)), strict=True)
-        values, weights = (
-            {name: centres(column).take(pa.array(code)) for (name, column), code in coded},
-            release.weights,
-        )
+        values = {name: centres(column).take(pa.array(code)) for (name, column), code in coded}
+        weights = release.weights
     frame: pd.DataFrame = pa.table({**values, "weight": weights}).to_pandas()
     return frame
 
@@ -172,14 +165,8 @@ def compare(
     counts = JointCounts.of_codes(domain, codes)
     ols = fit(table.assign(weight=1.0))
     plan = histogram.plan(Budget(epsilon=1.0), threshold="none")
-    exact = histogram.NoisyHistogram(
-        domain=domain,
-        plan=plan,
-        n_rows=len(table),
-        cut=None,
-        keys=counts.keys,
-        weights=counts.counts,
-    )
+    given = {"domain": domain, "plan": plan, "n_rows": len(table), "cut": None}
+    exact = histogram.NoisyHistogram(**given, keys=counts.keys, weights=counts.counts)
     print(
         f"\n{name}: {len(table):,} rows, cells of the size from {smallest:g} sqft, {repeats} repeats; % of OLS on the rows"
     )
@@ -190,20 +177,16 @@ def compare(
     for epsilon in epsilons:
         shown = pd.DataFrame(index=NAMES)
         for threshold, label in THRESHOLDS.items():
-            plan = histogram.plan(
-                Budget(epsilon=epsilon * (N_ROWS / len(table) if scaled else 1.0)),
-                threshold=threshold,
-            )
-            rng = stream(
-                RunKey.insecure(1), "lei", f"{name}{epsilon}{threshold}"
-            )  # the law matters here, not the secret
+            budget = Budget(epsilon=epsilon * (N_ROWS / len(table) if scaled else 1.0))
+            plan = histogram.plan(budget, threshold=threshold)
+            # the law matters here, not the secret
+            rng = stream(RunKey.insecure(1), "lei", f"{name}{epsilon}{threshold}")
             drawn = [histogram.draw(counts, plan, rng=rng) for _ in range(repeats)]
             if (epsilon, threshold) in PAPER:
                 shown[f"{label} paper"] = PAPER[epsilon, threshold]
             for points in POINTS:
-                shown[f"{label} {points}"] = errors(
-                    np.array([fit(frame_of(each, columns, points)) for each in drawn]), ols
-                )
+                found = np.array([fit(frame_of(each, columns, points)) for each in drawn])
+                shown[f"{label} {points}"] = errors(found, ols)
         print(f"  ε = {epsilon:g}\n{shown.to_string()}")
         for threshold, label in THRESHOLDS.items():
             against = "none" if threshold == "positive" else threshold

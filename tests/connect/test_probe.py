@@ -72,7 +72,10 @@ def refused(job, folder, address, source, run=call_cli):
     """Run a job with a ledger on a scheduler; return its exit code and its line, after checking that nothing was charged or left."""
     url = f"sqlite:///{folder}/ledger.db"
     assert (
-        call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
+        call_cli(
+            "ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9", "--delta", "0"
+        ).returncode
+        == 0
     )
     job = write_job(
         job,
@@ -113,7 +116,7 @@ def test_a_worker_without_dpdask_and_one_with_another_version(source, tmp_path):
             wait_for(address, 2)
             code, line = refused(tmp_path / "job", tmp_path, address, source, run_cli)
             assert code == 64
-            assert "cluster: 1 of 2 workers: no dpdask, and the driver has 0." in line
+            assert f"cluster: 1 of 2 workers: no dpdask, and the driver has {__version__}" in line
         with running(
             worker_words(address),
             tmp_path / "worker-2.log",

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
-from e2e.helpers import charging_entries, discrete, run_here, write_job
+from e2e.helpers import charged_kinds, discrete, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.io.storage import Folder
@@ -76,7 +76,7 @@ def spent(url):
 
 
 def kinds(url):
-    return [entry.kind for entry in charging_entries(url, "people")]
+    return charged_kinds(url, "people")
 
 
 def kept(output):

@@ -16,17 +16,44 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from distributed import LocalCluster
 
+import dpdask
 from dpdask.cli import main
 from dpdask.engine import scan, write
 from dpdask.engine import scan as units
 from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import make_stage, run_stage
+from dpdask.errors import SpecError
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.privacy import ledger as ledger_tables
+from dpdask.schema import Schema
+
+
+def schema_of(columns):
+    """Return the schema of columns."""
+    return Schema.from_dict({"columns": columns})
+
+
+def release_of(folder, rows, **changes):
+    """Run a job on a frame in a new folder, and return its release, opened."""
+    (folder / "in").mkdir(parents=True)
+    rows.to_parquet(folder / "in" / "rows.parquet", index=False)
+    run_here(write_job(folder, folder / "in", folder / "out", **changes))
+    return dpdask.open(str(folder / "out"))
+
+
+def says(found, words):
+    """Return whether a result's limits say something."""
+    return any(words in limit for limit in found.limits)
+
+
+def refused(what, kind=SpecError):
+    """Expect an error whose line says what is wrong."""
+    return pytest.raises(kind, match=what)
 
 
 def private(kind, domain):
@@ -232,6 +259,19 @@ def charging_entries(url, dataset):
         for entry in open_ledger(url).show(dataset).entries
         if entry.kind not in ("draw", "hold-out")
     ]
+
+
+def charged_kinds(url, dataset):
+    """Return the kinds of these entries, in the order of the chain."""
+    return [entry.kind for entry in charging_entries(url, dataset)]
+
+
+def make_ledger(folder, dataset="ratings", epsilon=9.0, delta=0.0, **given):
+    """Make a ledger in a folder that knows one dataset, and return what a job says of it."""
+    folder.mkdir(exist_ok=True)
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    open_ledger(url).init(dataset, epsilon, delta, **given)
+    return {"url": url, "dataset": dataset}
 
 
 def digests(output):

@@ -255,6 +255,7 @@ CARD_KEYS = {
     },
     "guarantee": {
         "text",
+        "parts",
         "epsilon",
         "delta",
         "adjacency",

@@ -45,6 +45,44 @@ def _here(monkeypatch):
         yield
 
 
+@pytest.mark.parametrize("parted", [False, True], ids=["in a folder", "in folders by values"])
+def test_a_plain_file_with_the_rows_of_a_released_one_is_refused(parted, tmp_path, url):
+    """In another order, codec and layout, without a key; one row less makes it another file."""
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, ledger=at(url), input__format="parquet")
+
+    def add(day, name, rows, **options):
+        place = source / f"day={day}" if parted else source
+        place.mkdir(parents=True, exist_ok=True)
+        kept_rows = rows.drop_columns(["day"]) if parted else rows
+        pq.write_table(kept_rows, place / f"{name}.parquet", **options)
+        return place / f"{name}.parquet"
+
+    if parted:
+        declared = yaml.safe_load((tmp_path / "job" / "schema.yaml").read_text())
+        declared["columns"]["day"] = {"role": "keep", "type": "int64"}
+        (tmp_path / "job" / "schema.yaml").write_text(yaml.safe_dump(declared))
+    for day in range(3):
+        add(day, f"a{day}", rows_of(day))
+        run_here(made)
+    other = add(1, "b", again(1), compression="gzip", row_group_size=50)
+    before, charged = digests(tmp_path / "job"), kinds(url)
+    result = call_cli("run", made)
+    assert result.returncode == InputError.exit_code
+    assert "rows seen again: this file holds the rows of" in error_line(result)
+    assert "a1.parquet" in error_line(result)
+    assert digests(tmp_path / "job") == before
+    assert (kinds(url)[: len(charged)], spent(url)) == (charged, 1.0)
+    assert run_here(made, growing={"charge_repeats": True}).status == "released"
+    assert spent(url) == 2.0
+    other.unlink()
+    add(1, "c", again(1).slice(1))  # what differs by a row is another file
+    with pytest.raises(InputError, match="this file was released and is gone"):
+        run_here(made)
+    add(1, "b", again(1), compression="gzip", row_group_size=50)
+    assert run_here(made).status == "released"
+
+
 def again(day, n_new=0):
     """Return the rows of a day in another order, and some that are new."""
     order = np.random.default_rng(5).permutation(N)

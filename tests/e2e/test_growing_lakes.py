@@ -51,8 +51,7 @@ def card_of(out, number):
 
 
 @pytest.mark.parametrize("unit", ["row", BY_USER], ids=["row", "person"])
-def test_each_run_releases_the_new_files_of_the_newest_version(unit, tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_each_run_releases_the_new_files_of_the_newest_version(unit, tmp_path, url, source, out):
     made = from_delta(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=unit)
     for day in range(4):
         add_version(source, day)
@@ -129,8 +128,7 @@ def rename_a_column(source):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("change", [compact, delete_copying, delete_first, list_again])
-def test_what_became_of_released_rows_does_not_matter(change, tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_what_became_of_released_rows_does_not_matter(change, tmp_path, url, source, out):
     made = from_delta(tmp_path / "job", source, ledger=at(url))
     for day in range(2):
         add_version(source, day)
@@ -165,8 +163,7 @@ def test_what_became_of_released_rows_does_not_matter(change, tmp_path, url):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_changes_of_what_was_released_are_refused(change, error, says, tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_changes_of_what_was_released_are_refused(change, error, says, tmp_path, url, source, out):
     made = from_delta(tmp_path / "job", source, ledger=at(url))
     for day in range(2):
         add_version(source, day)
@@ -200,8 +197,7 @@ def add_file(source):
     )
 
 
-def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path, source, out):
     made = from_delta(tmp_path / "job", source)
     add_version(source, 0)
     run_here(made)

@@ -147,9 +147,10 @@ def test_another_table_with_the_same_columns_is_no_part_of_the_series(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["released", "begun"])
-def test_a_series_that_an_earlier_version_began_goes_on(stage, tmp_path, url, monkeypatch):
+def test_a_series_that_an_earlier_version_began_goes_on(
+    stage, tmp_path, url, monkeypatch, source, out
+):
     """Its name is a digest of the job's text; afterwards that may change."""
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url))
     add_day(source, 0)
     with monkeypatch.context() as patch:

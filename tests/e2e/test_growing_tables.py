@@ -61,8 +61,7 @@ def iceberg(folder, name):
     }
 
 
-def test_each_release_is_a_version_of_the_table(tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_each_release_is_a_version_of_the_table(tmp_path, url, source, out):
     made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url), **DELTA)
     assert f"{out}, appended to a Delta table" in str(
         plan_job(load(made, input__path=str(add_day(source, 0).parent)))
@@ -95,8 +94,7 @@ def test_each_release_is_a_version_of_the_table(tmp_path, url):
     assert audit_job(load(made), n_runs=100)["columns"]["r"]["reference"] == "the released channel"
 
 
-def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path, url, source, out):
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     other = {"output__path": str(out), "privacy__epsilon": 2.0, "ledger": at(url)}
     add_day(source, 0)
@@ -119,8 +117,7 @@ def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path, u
         run_here(made)
 
 
-def test_a_run_of_another_job_is_not_ended(tmp_path):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_a_run_of_another_job_is_not_ended(tmp_path, source, out):
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
     add_day(tmp_path / "beside", 9)
@@ -143,8 +140,7 @@ def test_a_run_of_another_job_is_not_ended(tmp_path):
     assert run_here(made).manifest.n_rows == N
 
 
-def test_a_table_whose_columns_were_changed_is_refused(tmp_path, url):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_a_table_whose_columns_were_changed_is_refused(tmp_path, url, source, out):
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     grow(made, source, range(1))
     deltalake.DeltaTable(out).alter.add_columns(
@@ -165,8 +161,9 @@ def test_releases_are_not_replaced(tmp_path):
     assert "output.mode: a growing table adds to what was released" in error_line(result)
 
 
-def test_rows_that_another_run_has_released_are_not_released_again(tmp_path, monkeypatch):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_rows_that_another_run_has_released_are_not_released_again(
+    tmp_path, monkeypatch, source, out
+):
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
     add_day(source, 1)
@@ -182,8 +179,7 @@ def test_rows_that_another_run_has_released_are_not_released_again(tmp_path, mon
     assert len(read_log(out)) == 2
 
 
-def test_what_another_version_keeps_is_refused(tmp_path):
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
+def test_what_another_version_keeps_is_refused(tmp_path, source, out):
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
     about = json.loads((kept(out) / "series.json").read_text())

@@ -11,7 +11,16 @@ from pathlib import Path
 import deltalake
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import MIXED_SCHEMA, call_cli, discrete, error_line, hidden, lake, write_job
+from e2e.helpers import (
+    MIXED_SCHEMA,
+    call_cli,
+    discrete,
+    error_line,
+    hidden,
+    lake,
+    make_ledger,
+    write_job,
+)
 from lakes.tables import commit, live_files, sql_catalog
 
 from dpdask.engine.account import open_ledger
@@ -95,8 +104,7 @@ def test_a_file_that_lies_there_twice_is_refused(kind, tmp_path):
     (source / f"part.1{Path(name).suffix}").rename(source / name)
     (source / other).parent.mkdir(exist_ok=True)
     make(source / name, source / other)
-    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
-    open_ledger(place["url"]).init("d", 9.0)
+    place = make_ledger(tmp_path, "d", 9.0)
     refuse(
         job_on(tmp_path, source / "**" if kind == "linked folder" else source, ledger=place),
         66,
@@ -151,8 +159,7 @@ def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path):
     """That two files hold the same rows is an exact answer, so `plan` does not give it there."""
     source = lake(tmp_path / "in", [60])
     shutil.copy(source / "part.0.parquet", source / "copy.parquet")
-    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
-    open_ledger(place["url"]).init("d", 9.0, strict=True)
+    place = make_ledger(tmp_path, "d", 9.0, strict=True)
     job = job_on(tmp_path, source, ledger=place)
     assert call_cli("plan", job).returncode == 0
     ended = call_cli("run", job)

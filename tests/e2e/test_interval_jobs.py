@@ -20,6 +20,7 @@ from e2e.helpers import (
     hidden,
     lake,
     load,
+    make_ledger,
     mixed,
     read_card,
     read_rows,
@@ -416,9 +417,8 @@ def test_a_job_that_perturbs_every_column_speaks_of_nothing_else(source, tmp_pat
 
 
 def test_plan_audit_ledger_and_run_tell_the_same_epsilon(source, tmp_path):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(url).init("ratings", 2.0)
-    path = perturbing(tmp_path, source, ledger={"url": url, "dataset": "ratings"})
+    place = make_ledger(tmp_path, "ratings", 2.0)
+    path = perturbing(tmp_path, source, ledger=place)
     planned = plan_job(load(path))
     assert planned.epsilons == {"rating": 1.25, "price": 0.75}
     assert any("perturb rating, price; draw" in stage for stage in planned.stages)
@@ -439,7 +439,7 @@ def test_plan_audit_ledger_and_run_tell_the_same_epsilon(source, tmp_path):
     assert (result["epsilon"], result["delta"], result["rows"]) == (2.0, 0, sum(SIZES))
     assert not hidden(tmp_path / "out").exists()
     assert run_here(path).status == "already released"
-    [intended, committed] = charging_entries(url, "ratings")
+    [intended, committed] = charging_entries(**place)
     assert (intended.kind, committed.kind) == ("intend", "commit")
     assert (intended.charge.epsilon, intended.charge.delta) == (2.0, 0.0)
     assert intended.charge.event == to_dict(
@@ -447,4 +447,4 @@ def test_plan_audit_ledger_and_run_tell_the_same_epsilon(source, tmp_path):
             events=(LocalRelease(epsilon=2.0),), unit="row", uncovered=(), without_epsilon=("age",)
         )
     )
-    assert open_ledger(url).read_balance("ratings").epsilon_spent == 2.0
+    assert open_ledger(place["url"]).read_balance("ratings").epsilon_spent == 2.0

@@ -3,16 +3,22 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from e2e.helpers import (
+    HOLDOUT,
+    KNOWN,
+    MIXED_SCHEMA,
     RATINGS_SCHEMA,
+    charged_kinds,
     charging_entries,
     digests,
     hidden,
     lake,
     load,
     mixed_table,
+    refusing,
     run_here,
     write_job,
 )
@@ -81,7 +87,7 @@ def kinds(url):
     ledger = open_ledger(url)
     entries = ledger.show("ratings").entries
     assert ledger.verify("ratings") == len(entries)
-    return [entry.kind for entry in charging_entries(url, "ratings")]
+    return charged_kinds(url, "ratings")
 
 
 def runs(url):
@@ -337,3 +343,55 @@ def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(
     assert len({entry.run_id for entry in entries}) == 2
     assert run_here(other).status == "released"
     assert open_ledger(url).read_balance("appended").epsilon_spent == 10.0
+
+
+COLUMNS = {name: refusing(MIXED_SCHEMA)[name] | {"nulls": "refuse"} for name in ("rating", "price")}
+DECLARED = {name: KNOWN["columns"][name] for name in ("rating", "price")}
+RELEASES = {
+    "histogram": {"kind": "dip", "reference": HISTOGRAM, "channel": "optimal"},
+    "tree": {"kind": "dip", "reference": {"kind": "tree"}, "channel": "optimal"},
+    "holdout": {"kind": "dip", "reference": HOLDOUT, "channel": "laplace"},
+    "known": {"kind": "dip", "reference": {**KNOWN, "columns": DECLARED}, "channel": "laplace"},
+    "public": {"kind": "dip", "reference": {"kind": "public"}, "channel": "optimal"},
+    "chain": {
+        "kind": "dip",
+        "reference": {"kind": "chain", "fraction": 0.25},
+        "channel": "laplace",
+    },
+    "public chain": {"kind": "dip", "reference": {"kind": "chain"}, "channel": "laplace"},
+    "copula": {"kind": "copula"},
+    "marginals": {"kind": "marginals", "cliques": [["rating"]]},
+    "cells": {"kind": "histogram"},
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("price", 7.0), ("price", None), ("rating", 9.0), ("rating", None)]
+)
+@pytest.mark.parametrize("name", RELEASES)
+def test_values_that_a_schema_refuses_cost_nothing(name, column, value, tmp_path, out, url):
+    rows = mixed_table(400, np.random.default_rng(1), COLUMNS)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "public").mkdir()
+    pq.write_table(rows, tmp_path / "public" / "rows.parquet")
+    values = [*rows.column(column).to_pylist()[:-1], value]
+    place = rows.schema.get_field_index(column)
+    rows = rows.set_column(place, rows.schema.field(column), pa.array(values, rows[column].type))
+    pq.write_table(rows, tmp_path / "in" / "rows.parquet")
+    release = dict(RELEASES[name])
+    if name.startswith("public"):
+        path = str(tmp_path / "public")
+        release["reference"] = {**release["reference"], "path": path}
+    job = written(
+        tmp_path,
+        tmp_path / "in",
+        out,
+        url,
+        schema=COLUMNS,
+        mechanism=release,
+    )
+    with pytest.raises(DataError, match=column):
+        run_here(job)
+    assert kinds(url) == ["refuse"]
+    assert balance(url).epsilon_spent == 0.0
+    assert not out.exists()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from e2e.helpers import (
     call_cli,
-    charging_entries,
+    charged_kinds,
     discrete,
     hidden,
     load,
@@ -79,7 +79,7 @@ def balance(url):
 
 def kinds(url):
     ledger(url).verify("people")
-    return [entry.kind for entry in charging_entries(url, "people")]
+    return charged_kinds(url, "people")
 
 
 def held_out(folder):
@@ -161,7 +161,7 @@ def test_the_name_of_a_hold_out_is_no_test_of_guesses(state, tmp_path, source, u
 
 
 def test_a_name_that_the_ledger_holds_stays(tmp_path, source, url, monkeypatch):
-    """Versions before 0.3.0 wrote the digest itself: the same rows are not counted a second time."""
+    """Versions before 1.0.0 wrote the digest itself: the same rows are not counted a second time."""
     with monkeypatch.context() as patch:
         patch.setattr(JobTable, "hide_sample", None)
         run_here(job(tmp_path / "a", source, url, mechanism__reference=HOLDOUT))

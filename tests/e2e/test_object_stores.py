@@ -168,6 +168,27 @@ def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path)
     assert (
         asked.count(("PUT", next(path for _, path in asked if path.endswith(MANIFEST_NAME)))) == 1
     )
+    # all else: the state of the run, documents, listings; signs of life come with time
+    rest = len(asked) - len(of_fragments) - len(of_shards)
+    rest -= sum("/beat-" in path or "/actions-" in path for _, path in asked)
+    assert rest <= (82 if remote_store.server.name == "radosgw" else 109)
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        ({}, 116),
+        ({"output__format": "delta"}, 134),
+        ({"growing": True}, 184),
+        ({"growing": True, "output__format": "delta"}, 194),
+    ],
+    ids=["once", "delta", "growing", "growing-delta"],
+)
+def test_a_release_makes_no_more_requests_than_it_did(given, most, job, open_store):
+    """Of six fragments and six shards; signs of life, which come with time, are left out."""
+    with open_store("radosgw") as store:
+        assert run_here(job, **upload(job, store), **given).status == "released"
+        assert sum("/beat-" not in request.path for request in store.proxy.requests) <= most
 
 
 @pytest.mark.slow_with("azurite")

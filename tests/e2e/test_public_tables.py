@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from e2e.helpers import hidden, lake, load, run_here, write_job
+from e2e.helpers import hidden, lake, load, make_ledger, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import SpecError
@@ -39,8 +39,7 @@ def test_a_copy_of_a_private_csv_file_is_found_and_the_refusal_is_counted(strict
     source = lake(tmp_path / "in", [600, 300], csv=True)
     lake(tmp_path / "public", [500], csv=True, seed=2)
     shutil.copyfile(source / "part.1.csv", tmp_path / "public" / "more.csv")
-    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
-    open_ledger(place["url"]).init("d", 9.0, strict=strict)
+    place = make_ledger(tmp_path, "d", 9.0, strict=strict)
     reference = {"kind": "public", "path": str(tmp_path / "public")}
     job = write_job(
         tmp_path / "job", source, tmp_path / "out", mechanism__reference=reference, ledger=place

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import dask
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pytest
 import scipy.stats
 from distributed import Client
 from e2e.helpers import call_cli, digests, processes, run_here
-from shelf import HOMES_PRIVATE
+from shelf import HOMES_PRIVATE, KINDS
 
 import dpdask
 from dpdask.cells import cells
@@ -221,6 +222,70 @@ def test_conditional_records_have_the_law_of_rejection(records, model):
     assert share == pytest.approx(len(wanted) / len(rows), rel=0.05)
 
 
+@pytest.mark.parametrize("records", ["raked", "copula"])
+def test_records_like_a_frame_have_the_law_of_rejection(records, model):
+    """A twentieth of other records would be found; other rows of the frame change nothing."""
+    if records == "copula":
+        model = replace(model, model=replace(model.model, targets=None))
+    every = pa.Table.from_batches(model.batches(0, 2**20, 2**20, RunKey.insecure(1), ""))
+    rows, n = every.to_pandas(), 32_768
+    rng = np.random.default_rng(1)
+    town = np.where(np.arange(n) % 4 == 0, "C", rng.choice(["A", "B"], n))
+    years = np.where(np.arange(n) % 4 == 0, 6, rng.integers(1, 9, n))
+    frame = pd.DataFrame({"years": years, "town": town}).sample(frac=1.0, random_state=1)
+    blocks = model.draw_blocks(n, RunKey.insecure(2), model.condition(frame))
+    found = pa.Table.from_batches([each for part, _ in blocks for each in part]).to_pandas()
+    assert (found[["years", "town"]].to_numpy() == frame.to_numpy()).all()
+    one, wanted = (each[(each["town"] == "C") & (each["years"] == 6)] for each in (found, rows))
+    assert len(one) >= n // 4
+    assert compare(one, wanted) > 1e-6
+    mixed = pd.concat([one[len(one) // 8 :], rows[: len(one) // 8]])
+    assert compare(mixed, wanted) < 1e-9
+
+
+def test_a_frame_gives_its_values_in_its_order(opened, homes_release):
+    rng = np.random.default_rng(1)
+    price = np.round(rng.uniform(0, 200, 20_000), 2)
+    frame = pd.DataFrame({"price": price, "kind": rng.choice(["x", "y", "z"], 20_000)})
+    frame["kind"] = frame["kind"].map(dict(zip("xyz", KINDS, strict=True)))
+    frame.index += 7
+    found = opened.sample(like=frame, seed=5)
+    assert found[frame.columns].to_numpy().tolist() == frame.to_numpy().tolist()
+    assert list(found) == list(opened.sample(1))
+    assert found.index.equals(pd.RangeIndex(20_000))
+    assert 0 < found.attrs["acceptance"] <= 1
+    pd.testing.assert_frame_equal(found, opened.sample(like=pa.table(frame), seed=5))
+    assert not found.equals(opened.sample(like=frame, seed=6))
+    frames = [
+        homes_release.sample(like=frame, seed=5, rows_per_partition=n).compute()
+        for n in (20_000, 9_000)
+    ]
+    pd.testing.assert_frame_equal(*frames)
+
+
+def test_a_frame_that_no_record_is_like_is_refused(opened, homes_release, shelf):
+    frame = pd.DataFrame({"town": ["A", "B"], "price": [50.0, 60.0]})
+    lazy = dd.from_pandas(frame, npartitions=1)
+    for draw in (opened.sample, homes_release.sample):
+        for like, says in (
+            (frame.rename(columns={"town": "twn"}), "no column 'twn'; did you mean 'town'?"),
+            (frame.assign(town=["A", "Z"]), "`like`, column 'town': a value is outside its domain"),
+            (frame.assign(price=[50.0, 201.0]), "column 'price': a value is outside its domain"),
+            (frame.assign(price=[50.0, np.nan]), "column 'price': a value is outside its domain"),
+            (frame.assign(price="much"), "or has another type than double"),
+            (frame[:0], "`like`: a frame in memory .* at least one row"),
+            (lazy, "compute a lazy frame first"),
+            (3, "a frame of pandas, Dask or polars"),
+        ):
+            with pytest.raises(SpecError, match=says):
+                draw(like=like)
+        for given in ({"n_rows": 2}, {"where": 'town = "A"'}):
+            with pytest.raises(SpecError, match="the frame says how many records, and which"):
+                draw(like=frame, **given)
+    with pytest.raises(SpecError, match="no model is published"):
+        shelf.opened("homes, copula").sample(like=frame)
+
+
 def test_a_condition_that_almost_no_record_meets_is_refused(model):
     with pytest.raises(SpecError, match="fewer than 1 in 1,000,000"):
         model.draw_met(0, 10, RunKey.insecure(1), model.condition("price = 71.23456789"))
@@ -249,9 +314,18 @@ def test_rules_hold_in_conditional_records():
     bins = {"age": [0, 15, 40, 70]}
     with dpdask.GaussianCopula(schema, bins=bins, **given).fit(rows) as release:
         found = release.sample(4_000, where='sex = "M" and age < 30', seed=1).compute()
+        like = pd.DataFrame({"sex": ["M"] * 99 + ["F"], "age": [*range(99), 14]})
+        given = release.sample(like=like, seed=1).compute()
+        for row, broken in ((1, {"sex": "M", "role": "wife"}), (0, {"age": 3, "role": "husband"})):
+            wrong = pd.DataFrame([broken] * 2)
+            wrong.loc[1 - row, "role"] = "child"
+            with pytest.raises(SpecError, match=rf"can have the values of row {row} \(the first"):
+                release.sample(like=wrong)
     assert len(found) == 4_000
     assert ((found["sex"] == "M") & (found["age"] < 30)).all()
     assert not (found["role"] == "wife").any()
+    assert (given["role"][given["age"] < 15] == "child").all()
+    assert not (given["role"][given["sex"] == "M"] == "wife").any()
     assert (found["role"][found["age"] < 15] == "child").all()
 
 

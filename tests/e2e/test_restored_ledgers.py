@@ -151,6 +151,9 @@ def test_a_release_whose_driver_died_before_it_told_the_ledger(tmp_path, url, ba
     with pytest.raises(InputError, match=LACKS.format("1 release")):
         run_here(made)
     assert call_cli("ledger", "import", "--job", made).returncode == 0
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "ratings").stdout
+    line = shown.splitlines()[-1].split()
+    assert (line[2:4], line[-1]) == (["test", "dip"], "imported")
     assert run_here(made).status == "already released"
     assert not hidden(out).exists()
     assert [entry.kind for entry in open_ledger(url).show("ratings").entries] == ["import"]
@@ -378,7 +381,9 @@ def test_limits_and_copies_by_the_command_line(tmp_path, url):
     done = call_cli("ledger", "limit", *where, "--epsilon", "9", "--reason", "agreed")
     assert done.stdout == "ratings: this is the limit already: ε 9.0, δ 1e-05\n"
     shown = call_cli("ledger", "show", *where).stdout
-    assert "limit  ε 9.0 δ 1e-05 limit: agreed" in shown
+    assert shown.endswith("limit ε 9.0, δ 1e-05: agreed\n")
+    chain = call_cli("ledger", "show", *where, "--entries").stdout
+    assert "limit  ε 9.0 δ 1e-05 limit: agreed" in chain
     copied = f"sqlite:///{tmp_path / 'copy.db'}"
     done = call_cli("ledger", "copy", url, copied)
     assert done.stdout.splitlines()[0] == "people: 0 entries copied, and the chain is intact"

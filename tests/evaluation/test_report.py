@@ -1,6 +1,7 @@
 """`dpdask report`: scores are SDMetrics', stand between independent columns and a resample, and the page is confidential and harmless."""
 
 import datetime as dt
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,11 +13,20 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, categorical, continuous, discrete, error_line, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    categorical,
+    continuous,
+    discrete,
+    error_line,
+    refused,
+    run_here,
+    write_job,
+)
+from numpy.random import default_rng
 from scipy import stats
 
 from dpdask.codec import ValueCodec, codec_for
-from dpdask.errors import SpecError
 from dpdask.evaluation.measures import (
     compare_sides,
     correlation_similarity,
@@ -36,7 +46,7 @@ N = 4_000
 
 
 def test_scores_are_those_of_their_definitions():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     x, y = rng.normal(size=300), rng.normal(0.4, 1.2, size=500)
     found = ks_complement(np.append(x, np.nan), y)
     assert found is not None
@@ -82,7 +92,7 @@ def test_a_constant_column_is_cut_into_one_range(value):
 
 
 def test_standard_errors_are_the_spread_over_tables():
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
     drawn = [tv_complement(rng.choice(3, 800, p=p), rng.choice(3, 600, p=q), 3) for _ in range(300)]
     assert np.std([each.value for each in drawn]) == pytest.approx(
@@ -103,14 +113,12 @@ def test_a_sample_is_uniform_bounded_and_the_same_again():
     batches = [
         pa.record_batch({"x": np.arange(start, start + 100)}) for start in range(0, 20_000, 100)
     ]
-    found = sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy()
+    found = sample_rows(iter(batches), 500, default_rng(3))["x"].to_numpy()
     assert len(found) == 500
     assert (np.diff(found) > 0).all()
     assert stats.kstest(found / 20_000, "uniform").pvalue > 1e-6
-    assert np.array_equal(
-        found, sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy()
-    )
-    assert len(sample_rows(batches[:2], 500, np.random.default_rng(3))) == 200
+    assert np.array_equal(found, sample_rows(iter(batches), 500, default_rng(3))["x"].to_numpy())
+    assert len(sample_rows(batches[:2], 500, default_rng(3))) == 200
 
 
 @pytest.mark.parametrize("n_rows", [500, 50])
@@ -124,7 +132,7 @@ def test_metadata_of_another_program_are_not_read(n_rows):
         own.schema.metadata,
     ):
         found = sample_rows(
-            table.replace_schema_metadata(metadata).to_batches(), n_rows, np.random.default_rng(3)
+            table.replace_schema_metadata(metadata).to_batches(), n_rows, default_rng(3)
         )
         assert list(found.columns) == ["x", "y"]
         assert len(found) == min(n_rows, 100)
@@ -148,7 +156,7 @@ def test_columns_are_coded_by_the_card():
     assert given.levels["id"][:3] == ("p", "q", "r")
     assert left_out == ()
     many = pd.DataFrame({"id": [f"u{n}" for n in range(2_000)]})
-    with pytest.raises(SpecError, match="no column can be compared"):
+    with refused("no column can be compared"):
         code_sides(many, many, {"id": {"role": "kept"}})
 
 
@@ -191,7 +199,7 @@ def make_side(rng, n):
 
 
 def test_independent_columns_lie_below_a_fresh_sample():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     original, alike = make_side(rng, N), make_side(rng, N)
     good = compare_sides(original, alike, target="b", rng=rng)
     bad = compare_sides(original, original.permute(rng), target="b", rng=rng)
@@ -214,16 +222,16 @@ def test_independent_columns_lie_below_a_fresh_sample():
 
 
 def test_numbers_are_predicted_too_and_targets_are_checked(monkeypatch):
-    rng = np.random.default_rng(5)
+    rng = default_rng(5)
     original = make_side(rng, 1_000)
     found = compare_sides(original, make_side(rng, 1_000), target="y", rng=rng).prediction
     assert found is not None
     assert found.metric == "R²"
     assert found.released.value > 0.4 > 0.1 > found.independent.value
-    with pytest.raises(SpecError, match="not among the compared columns"):
+    with refused("not among the compared columns"):
         compare_sides(original, original, target="nothing", rng=rng)
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    with pytest.raises(SpecError, match=r"install dpdask\[report\]"):
+    with refused(r"install dpdask\[report\]"):
         compare_sides(original, original, target="b", rng=rng)
 
 
@@ -234,7 +242,7 @@ def test_numbers_are_predicted_too_and_targets_are_checked(monkeypatch):
 def outputs(tmp_path_factory):
     """A folder with a table as Parquet and as CSV, and its release."""
     folder = tmp_path_factory.mktemp("report")
-    rng = np.random.default_rng(6)
+    rng = default_rng(6)
     kind = rng.choice([EVIL, "b & c", "d"], N, p=[0.5, 0.496, 0.004])
     table = pa.table(
         {"kind": kind, "grade": rng.integers(1, 4, N), "secret": rng.integers(0, 9, N)}
@@ -304,6 +312,30 @@ def test_the_page_is_confidential_complete_and_escaped(outputs):
     assert again.read_text(encoding="utf-8") == text  # the same rows, the same seed
 
 
+def test_a_release_is_attacked_with_people_who_are_not_in_the_table(outputs, tmp_path):
+    table = pq.read_table(outputs / "in/a.parquet")
+    pq.write_table(table.slice(1_000, 2_000), tmp_path / "outside.parquet")
+    pages = []
+    for more in ([], ["--holdout", tmp_path / "outside.parquet"]):
+        page = tmp_path / f"page-{len(more)}.html"
+        arguments = ["report", outputs / "out", "--original", outputs / "in", "--to", page, *more]
+        assert call_cli(*arguments).returncode == 0
+        pages.append(page.read_text(encoding="utf-8"))
+    for text in pages:
+        rows = re.findall(r"<tr><th scope=\"row\">value of ([^<]*)</th>", text)
+        assert len(rows) == 2
+    assert "Membership was not tested" in pages[0]
+    assert "membership: presence of a record" in pages[1]
+    assert "likelihood ratio" in pages[1]
+    shown = re.search(r"membership: .*?<td>([^<]*)</td></tr>", pages[1])
+    assert shown is not None
+    assert shown[1] == "98.3 %"  # as on the card, at ε = 4
+    assert (
+        "98.3 %"
+        in json.loads((outputs / "out/_dpdask/release.json").read_bytes())["guarantee"]["text"]
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -321,12 +353,18 @@ def test_the_page_is_confidential_complete_and_escaped(outputs):
         (["out", "--original", "other"], 65, "column 'grade'"),
         (["out", "--original", "headless.CSV"], 65, "the original has no such column"),
         (["out", "--original", "broken"], 66, "its Parquet footer cannot be read: it is corrupt"),
+        (["out", "--original", "in", "--holdout", "in"], 64, "the holdout and the original"),
+        (["out", "--original", "in", "--holdout", "out"], 64, "the holdout and the release"),
+        (["out", "--original", "in", "--holdout", "few.parquet"], 64, "fewer than 100 rows"),
+        (["out", "--original", "in", "--holdout", "other"], 65, "column 'grade'"),
         (["out"], 2, "--original"),
         (["--job", "job/job.yaml", "--original", "in"], 2, "--job"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(outputs, monkeypatch, arguments, code, words):
     monkeypatch.chdir(outputs)
+    if not Path("few.parquet").exists():
+        pq.write_table(pq.read_table("in/a.parquet").slice(0, 99), "few.parquet")
     if not Path("other").exists():
         Path("other").mkdir()
         pq.write_table(pa.table({"kind": ["d"]}), "other/a.parquet")
@@ -342,7 +380,7 @@ def test_what_cannot_be_reported_is_one_line(outputs, monkeypatch, arguments, co
 
 
 def test_times_dates_and_a_constant_column_are_compared(tmp_path):
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     when = pd.Timestamp("2023-01-01") + pd.to_timedelta(rng.integers(0, 700 * 86_400, N), unit="s")
     table = pa.table(
         {

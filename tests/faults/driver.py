@@ -25,13 +25,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from dpdask import cli
 from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
-from dpdask.io import shards, storage
+from dpdask.io import shards, storage, table_logs
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.jobs import records, run, run_keys, spec
 from dpdask.jobs.records import LockedRecord, NumberedRecords
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
+from dpdask.mechanisms.copula.people import PersonsMechanism
 from dpdask.mechanisms.copula.spec import CopulaMechanism
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
@@ -44,7 +45,7 @@ from dpdask.privacy import ledger, ledger_changes
 Strike = Callable[[], None]
 MECHANISMS = (
     *(ColumnsMechanism, RecordsMechanism, TreeMechanism, CopulaMechanism),
-    *(MarginalsMechanism, HistogramMechanism, RandomRangesMechanism),
+    *(MarginalsMechanism, HistogramMechanism, RandomRangesMechanism, PersonsMechanism),
 )
 
 
@@ -190,6 +191,11 @@ POINTS = {
         SqlCatalog, "commit_table", s, after=False
     ),  # of jobs whose output is an Iceberg table
     "catalog-asked": lambda s: at(SqlCatalog, "commit_table", s),
+    "one-table-staged": lambda s: at(write.ShardWriter, "close", s),  # of jobs of persons
+    "first-unwritten": lambda s: at(table_logs.TableLog, "commit", s, after=False),
+    "first-committed": lambda s: at(table_logs.TableLog, "commit", s),
+    "second-unwritten": lambda s: at(table_logs.TableLog, "commit", s, nth=2, after=False),
+    "second-committed": lambda s: at(table_logs.TableLog, "commit", s, nth=2),
     "run-cleared": lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2),
     "later-kept": lambda s: at(KeptFolder, "write", s),  # of growing tables
     "later-half-moved": lambda s: at(Path, "replace", s, nth=2),
@@ -198,6 +204,9 @@ POINTS = {
     "rebasing": lambda s: at(KeptFolder, "write", s, after=False),  # of `rebase`
     "rebased": lambda s: at(KeptFolder, "write", s),
     "rebase-ended": lambda s: at(RunState, "remove_rest", s),
+    "move-noted": lambda s: at(RunState, "write_move", s),  # of `move`
+    "half-copied": lambda s: at(Folder, "write", s, nth=2, when=named(".parquet")),
+    "moved": lambda s: at(RunState, "write_move", s, nth=2),
     "importing": lambda s: at(ledger_changes, "import_claim", s, nth=2, after=False),  # of `import`
     "import-unwritten": lambda s: at(ledger, "_append", s, nth=2),
     "imported": lambda s: at(ledger_changes, "import_claim", s, nth=2),

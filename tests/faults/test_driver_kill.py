@@ -62,7 +62,7 @@ def test_what_is_staged_is_not_written_again(drivers, job, out, quiet, monkeypat
     written = []
     close = shards.ShardWriter.close
     monkeypatch.setattr(
-        shards.ShardWriter, "close", lambda writer: written.append(close(writer)) or written[-1]
+        shards.ShardWriter, "close", lambda *given: written.append(close(*given)) or written[-1]
     )
     run_here(job)
     assert {shard.name for shard in written}.isdisjoint(staged)

@@ -8,7 +8,16 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, hidden, lake, run_here, write_job
+from e2e.helpers import (
+    MIXED_SCHEMA,
+    SEED,
+    charged_kinds,
+    charging_entries,
+    hidden,
+    lake,
+    run_here,
+    write_job,
+)
 from faults.driver import MECHANISMS as DRAWING
 from faults.driver import POINTS
 from few import choose_few
@@ -46,6 +55,13 @@ MECHANISMS = {  # those that a ledger's own hold-out does not change, at δ = 0:
     },
 }
 MECHANISMS["marginals"]["schema"] = RECORDS
+PERSONS = {
+    "mechanism": {"kind": "copula", "persons": True, "bins": 3},
+    "privacy__unit": {"column": "userId", "max_rows": 3},
+    "privacy__delta": 1e-9,
+    "schema": {**LEVELS, "userId": {"role": "drop"}},
+}
+GIVEN = {**MECHANISMS, "persons": PERSONS}
 OUTPUTS = ("folder", "delta", "iceberg", "store", "delta in a store")
 TABLE = "db.people"
 
@@ -111,13 +127,13 @@ def source(tmp_path_factory):
 def quiet(source, tmp_path_factory):
     """The digests of the shards of runs that nobody disturbs."""
     found = {}
-    for name, given in MECHANISMS.items():
+    for name, given in GIVEN.items():
         base = tmp_path_factory.mktemp("quiet")
         outcome = run_here(
             write_job(base, source, base / "out", output__rows_per_shard=150, **given)
         )
         found[name] = [shard.sha256 for shard in outcome.manifest.shards]
-        assert len(found[name]) >= 4
+        assert len(found[name]) >= 4 or name == "persons"
     return found
 
 
@@ -127,7 +143,7 @@ class Run:
     def __init__(self, mechanism, output, store, source, folder, drivers):
         self.output, self.store, self.folder, self._drivers = output, store, store.folder, drivers
         self.ledger = {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"}
-        open_ledger(self.ledger["url"]).init("people", 30.0)
+        open_ledger(self.ledger["url"]).init("people", 30.0, 1e-6)
         self.around = {
             "XDG_STATE_HOME": str(folder / "state"),
             **(store.server.environment() if store.server else {}),
@@ -148,7 +164,7 @@ class Run:
                 "output__table": TABLE,
                 "output__catalog": self.catalog,
             }
-        self.job = write_job(folder / "job", source, folder, **given, **MECHANISMS[mechanism])
+        self.job = write_job(folder / "job", source, folder, **given, **GIVEN[mechanism])
 
     def kill(self, point):
         assert (
@@ -167,8 +183,11 @@ class Run:
         assert code == 0
         return text
 
+    def abort(self):
+        return self._drivers.run("abort", "--job", self.job, environment=self.around)[0]
+
     def kinds(self):
-        return [entry.kind for entry in charging_entries(**self.ledger)]
+        return charged_kinds(**self.ledger)
 
     def check_released(self, quiet):
         """Check that there is one release, of the right bytes, for one charge, and nothing else."""
@@ -178,6 +197,9 @@ class Run:
         [manifest] = manifests
         assert [shard.sha256 for shard in manifest.shards] == quiet
         names = {shard.name for shard in manifest.shards}
+        if manifest.tables:
+            self.check_tables(manifest)
+            return
         last = {"folder": "_SUCCESS", "store": "_SUCCESS", "iceberg": "metadata"}.get(
             self.output, "_delta_log"
         )
@@ -194,6 +216,28 @@ class Run:
             assert {
                 task.file.file_path.rpartition("/")[2] for task in table.scan().plan_files()
             } == names
+        self.check_charged()
+
+    def check_tables(self, manifest):
+        """Check that each of two tables holds its shards, in one version, and nothing else."""
+        log = {"delta": "_delta_log", "iceberg": "metadata"}.get(self.output.split()[0])
+        folders = {f"table={table}" for table in manifest.tables}
+        assert set(self.folder.names()) == folders | {"_dpdask", "_SUCCESS"}
+        for table, part in manifest.tables.items():
+            names = {shard.name.partition("/")[2] for shard in part.shards}
+            inside = self.folder.child(f"table={table}")
+            assert set(inside.names()) == names | ({log} - {None})
+            if log == "_delta_log":
+                assert inside.child(log).names() == [f"{0:020}.json"]
+            if log == "metadata":
+                found = load_catalog(**self.catalog).load_table(f"{TABLE}_{table}")
+                assert len(found.snapshots()) == 1
+                files = [task.file.file_path for task in found.scan().plan_files()]
+                assert {each.rpartition("/")[2] for each in files} == names
+        self.check_charged()
+
+    def check_charged(self):
+        """Check that the run has ended, and was charged once."""
         assert not self.folder.sibling(".", ".dpdask").exists()
         assert self.kinds() == ["intend", "commit"]
         assert open_ledger(self.ledger["url"]).verify("people")
@@ -246,6 +290,74 @@ def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
             if key
             for form in (key, key.hex().encode(), base64.b64encode(key))
         )
+
+
+COMMITTING = ("first-unwritten", "first-committed", "second-unwritten", "second-committed")
+
+
+def cases_of_persons():
+    """Return each output and stage of a job of persons; by default those between the commits of two tables, and others at one output each."""
+    found = []
+    for output in OUTPUTS:
+        is_table = output not in ("folder", "store")
+        own = COMMITTING if is_table else ()
+        before = ("noise-kept", "fitted", "one-table-staged", "all-shards", *own)
+        after = ("uncommitted", "committed", *(["manifest-created"] if output != "folder" else []))
+        found += [(output, point, point in after) for point in (*before, *after)]
+    few = choose_few(
+        [{"output": output, "point": point} for output, point, _ in found if "store" not in output]
+    )
+    return [
+        pytest.param(*case, id="-".join(case[:2]), marks=() if number in few else pytest.mark.slow)
+        for number, case in enumerate(sorted(found, key=lambda case: "store" in case[0]))
+    ]
+
+
+@pytest.mark.matrix("driver killed", "persons, {output}")
+@pytest.mark.parametrize(("output", "point", "published"), cases_of_persons())
+def test_a_killed_run_of_persons_is_one_release_of_two_tables(
+    output, point, published, start, quiet
+):
+    run = start("persons", output)
+    run.kill(point)
+    state = status(run.folder.url)
+    assert (state.stage == "released") == published
+    assert state.n_missing == 0
+    if not published:  # whatever the logs of the tables hold by now
+        assert not list_manifests(run.folder)
+        assert "_SUCCESS" not in run.folder.names()
+    is_told = point == "committed" or (output, point) in LAST
+    assert run.kinds() == (["intend", "commit"] if is_told else ["intend"])
+    assert ("already released" in run.end()) == published
+    run.check_released(quiet["persons"])
+
+
+@pytest.mark.matrix("aborted", "persons, {output}")
+@pytest.mark.parametrize(
+    ("output", "point"),
+    [
+        pytest.param(
+            output, point, marks=() if output in few else pytest.mark.slow, id=f"{output}-{point}"
+        )
+        for point, few in (
+            ("first-committed", ("delta", "iceberg")),
+            ("second-committed", ()),
+            ("one-table-staged", ("delta",)),
+        )
+        for output in ("delta", "iceberg", "delta in a store")
+    ],
+)
+def test_an_aborted_run_of_persons_leaves_neither_table(output, point, start, quiet):
+    run = start("persons", output)
+    run.kill(point)
+    assert run.abort() == 0
+    assert not [name for name in run.folder.names() if name.startswith("table=")]
+    assert not run.folder.sibling(".", ".dpdask").exists()
+    run.end()
+    [first, *_] = run.kinds()
+    assert (first, run.kinds().count("commit")) == ("intend", 1)
+    [manifest] = list_manifests(run.folder)
+    assert [shard.sha256 for shard in manifest.shards] == quiet["persons"]
 
 
 def terminations():

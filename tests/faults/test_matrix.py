@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
-from e2e.helpers import SEED, charging_entries, lake, load, processes, run_here, write_job
+from e2e.helpers import (
+    SEED,
+    charged_kinds,
+    lake,
+    load,
+    processes,
+    run_here,
+    write_job,
+)
 from faults.drivers import Drivers
 from pyiceberg.catalog import load_catalog
 from services.stores import Store
@@ -80,7 +88,7 @@ class Cell:
                 task.file.file_path.rpartition("/")[2] for task in table.scan().plan_files()
             } == names
         assert not self.store.folder.sibling(".", ".dpdask").exists()
-        assert [entry.kind for entry in charging_entries(**self.ledger)] == ["intend", "commit"]
+        assert charged_kinds(**self.ledger) == ["intend", "commit"]
         assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
 
 

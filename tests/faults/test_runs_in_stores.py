@@ -8,7 +8,15 @@ import time
 
 import psutil
 import pytest
-from e2e.helpers import charging_entries, lake, load, run_here, write_job
+from e2e.helpers import (
+    charged_kinds,
+    charging_entries,
+    lake,
+    load,
+    make_ledger,
+    run_here,
+    write_job,
+)
 from services.stores import everything_ever_written
 
 from dpdask.engine.account import open_ledger
@@ -48,19 +56,24 @@ def keys(tmp_path, monkeypatch):
     return tmp_path / "state" / "dpdask" / "keys"
 
 
-def make_ledger(folder, epsilon=4.0):
-    folder.mkdir(exist_ok=True)
-    url = f"sqlite:///{folder / 'ledger.db'}"
-    open_ledger(url).init("ratings", epsilon)
-    return {"url": url, "dataset": "ratings"}
-
-
 def environment(store, tmp_path):
     assert store.server is not None
     return {
         **store.server.environment(store.server.endpoint),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
+
+
+@pytest.fixture
+def job(store, source, tmp_path):
+    return write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+
+
+@pytest.fixture
+def stop(store, drivers, tmp_path):
+    """Return what runs a job until its process is killed at a point."""
+    around = environment(store, tmp_path)
+    return lambda job, point="some-shards": drivers.run("run", job, point=point, environment=around)
 
 
 def kept(keys):
@@ -83,9 +96,8 @@ def check_released(folder, quiet, keys):
     assert kept(keys) == []
 
 
-def test_a_sign_of_life_written_last_is_removed(store, source, tmp_path):
+def test_a_sign_of_life_written_last_is_removed(store, job):
     """A driver that is killed while it writes one leaves it in a folder without a run."""
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     run_here(job)
     beside = store.folder.sibling(".", ".dpdask")
     assert beside.names() == []
@@ -112,7 +124,7 @@ def test_drivers_race_for_one_output(races, name, open_store, drivers, source, t
             codes = drivers.race(4, "run", job, environment=environment(store, tmp_path))
             assert set(codes) <= {0, TemporaryError.exit_code}
             assert 0 in codes
-            assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+            assert charged_kinds(**place) == ["intend", "commit"]
             manifest = Manifest.read(Folder(url))
             assert manifest is not None
             assert set(Folder(url).names()) == {shard.name for shard in manifest.shards} | {
@@ -123,12 +135,11 @@ def test_drivers_race_for_one_output(races, name, open_store, drivers, source, t
 
 
 def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
-    store, source, quiet, keys, tmp_path, monkeypatch
+    store, quiet, keys, monkeypatch, job
 ):
     """It slept longer than others wait for a sign; when it wakes, the other one has the run."""
     monkeypatch.setattr(records, "BEAT_SECONDS", 3600.0)
     monkeypatch.setattr(records, "LEASE_SECONDS", 0.1)
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     write, taken = state.RunState.write, []
 
     def sleeping(self, reached):
@@ -147,10 +158,10 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
 
 @pytest.mark.matrix("machine lost", "the ledger has the key")
 @pytest.mark.more
-def test_with_a_ledger_any_machine_goes_on(store, drivers, source, tmp_path, monkeypatch):
+def test_with_a_ledger_any_machine_goes_on(store, source, tmp_path, monkeypatch, stop):
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    stop(job)
     run_id = charging_entries(**place)[-1].run_id
     table = KeyTable(place["url"])
     secret = table.read(run_id)
@@ -162,15 +173,15 @@ def test_with_a_ledger_any_machine_goes_on(store, drivers, source, tmp_path, mon
     assert run_here(job).status == "released"
     assert table.read(run_id) is None
     assert secret.hex().encode() not in (tmp_path / "ledger.db").read_bytes()
-    assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+    assert charged_kinds(**place) == ["intend", "commit"]
     assert open_ledger(place["url"]).verify("ratings")
 
 
 @pytest.mark.more
-def test_abort_needs_the_ledger_that_keeps_the_key(store, drivers, source, tmp_path):
+def test_abort_needs_the_ledger_that_keeps_the_key(store, source, tmp_path, stop):
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    stop(job)
     run_id = charging_entries(**place)[-1].run_id
     other = make_ledger(tmp_path / "other")
     way = "abort a job that names this ledger; if the ledger is lost, `dpdask abort --force` ends"
@@ -188,10 +199,9 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store, drivers, source, tmp_p
 
 @pytest.mark.more
 def test_without_a_ledger_the_run_goes_on_where_its_key_is(
-    store, drivers, source, quiet, keys, tmp_path, monkeypatch
+    store, quiet, keys, tmp_path, monkeypatch, job, stop
 ):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    stop(job)
     [secret] = kept(keys)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     way = r"on another machine, or belongs to another user; {} the job there; if that place is lost"
@@ -225,11 +235,8 @@ def test_abort(point, store, drivers, source, keys, tmp_path):
 
 
 @pytest.mark.more
-def test_a_run_of_another_version_is_left_alone(
-    store, drivers, source, quiet, keys, tmp_path, monkeypatch
-):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+def test_a_run_of_another_version_is_left_alone(store, quiet, keys, monkeypatch, job, stop):
+    stop(job)
     with monkeypatch.context() as patch:
         patch.setattr(state, "__version__", "99.0")
         with pytest.raises(OutputError, match=r"begun by dpdask .*, and this is 99\.0"):
@@ -257,10 +264,7 @@ MOMENTS["before the manifest"] = (StoreFolder, "commit")
 @pytest.mark.parametrize("meanwhile", ["another release", "aborted"])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.usefixtures("short_lease")
-def test_a_driver_that_wakes_up_publishes_nothing(
-    meanwhile, moment, store, source, tmp_path, monkeypatch
-):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+def test_a_driver_that_wakes_up_publishes_nothing(meanwhile, moment, store, monkeypatch, job):
     slept = []
 
     def sleep():
@@ -287,11 +291,8 @@ def test_a_driver_that_wakes_up_publishes_nothing(
 
 @pytest.mark.more
 @pytest.mark.usefixtures("short_lease")
-def test_a_driver_that_comes_late_leaves_the_key_of_another(
-    store, source, quiet, keys, tmp_path, monkeypatch
-):
+def test_a_driver_that_comes_late_leaves_the_key_of_another(store, quiet, keys, monkeypatch, job):
     """It found no run, and slept; when it wakes, another driver has begun one."""
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     open_run, write = state.RunState.open, state.RunState.write
     secrets = []
 
@@ -321,10 +322,9 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
 
 @pytest.mark.more
 def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
-    store, drivers, source, quiet, keys, tmp_path, monkeypatch
+    store, quiet, keys, monkeypatch, job, stop
 ):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
+    stop(job, "all-shards")
     read, left = Folder.read, [0]
 
     def refusing(self, name, **given):
@@ -346,7 +346,7 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
 @pytest.mark.more
 @pytest.mark.slow_with("fff")
 @pytest.mark.parametrize("run_id", ["../../../victim", "", "f" * 31])
-def test_a_record_that_names_no_run_harms_nothing(run_id, store, source, keys, tmp_path):
+def test_a_record_that_names_no_run_harms_nothing(run_id, store, keys, tmp_path, job):
     (tmp_path / "victim").write_text("keep")
     keys.mkdir(parents=True, mode=0o700)
     (keys / ("a" * 32)).write_bytes(bytes(32))
@@ -367,7 +367,6 @@ def test_a_record_that_names_no_run_harms_nothing(run_id, store, source, keys, t
         "run": {"format": records.STATE_FORMAT, **content},
     }
     store.folder.sibling(".", ".dpdask").write("run.json", json.dumps(record).encode())
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     with pytest.raises(OutputError):
         run_here(job)
     abort(store.folder.url)
@@ -378,11 +377,8 @@ def test_a_record_that_names_no_run_harms_nothing(run_id, store, source, keys, t
 
 @pytest.mark.more
 @pytest.mark.parametrize("harm", ["another format", "no JSON"])
-def test_a_run_whose_records_cannot_be_read_is_aborted(
-    harm, store, drivers, source, keys, tmp_path
-):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+def test_a_run_whose_records_cannot_be_read_is_aborted(harm, store, keys, job, stop):
+    stop(job)
     hidden = store.folder.sibling(".", ".dpdask")
     hidden.write(
         "run.json",
@@ -398,9 +394,8 @@ def test_a_run_whose_records_cannot_be_read_is_aborted(
 
 
 @pytest.mark.more
-def test_a_driver_removes_its_own_run_alone(store, drivers, source, quiet, keys, tmp_path):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
+def test_a_driver_removes_its_own_run_alone(store, quiet, keys, job, stop):
+    stop(job, "all-shards")
     before = store.folder.sibling(".", ".dpdask").names()
     state.RunState(store.folder).remove(
         "0" * 32
@@ -428,20 +423,20 @@ def test_a_driver_whose_release_another_one_has_ended_ends_well(
 
     monkeypatch.setattr(state.RunState, "publish", publish_and_wait)
     assert (run_here(job).status, ended) == ("released", ["already released"])
-    assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+    assert charged_kinds(**place) == ["intend", "commit"]
     assert store.folder.sibling(".", ".dpdask").names() == []
 
 
 @pytest.mark.matrix("machine lost", "with the key, ledger: {with_ledger}")
 @pytest.mark.parametrize("with_ledger", [False, True], ids=["a lost home", "a lost ledger"])
 def test_a_run_whose_key_is_lost_is_ended_by_force(
-    with_ledger, store, drivers, source, quiet, keys, tmp_path, monkeypatch
+    with_ledger, store, drivers, source, quiet, keys, tmp_path, monkeypatch, stop
 ):
     """The machine is gone, with its home or with the ledger that kept the key; the charge stays."""
-    place = make_ledger(tmp_path / "book", 9.0)
+    place = make_ledger(tmp_path / "book")
     block = {"ledger": place} if with_ledger else {}
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, **block)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    stop(job)
     hidden = store.folder.sibling(".", ".dpdask")
     assert len(store.folder.names()) >= 1
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
@@ -464,15 +459,15 @@ def test_a_run_whose_key_is_lost_is_ended_by_force(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert run_here(job).status == "released"
     if with_ledger:
-        kinds = [entry.kind for entry in charging_entries(**place)]
+        kinds = charged_kinds(**place)
         assert kinds == ["intend", "intend", "commit"]
 
 
 @pytest.mark.more
-def test_a_job_whose_ledger_is_gone_is_aborted_by_force(store, drivers, source, tmp_path):
+def test_a_job_whose_ledger_is_gone_is_aborted_by_force(store, drivers, source, tmp_path, stop):
     place = make_ledger(tmp_path / "book")
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
-    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    stop(job)
     (tmp_path / "book" / "ledger.db").unlink()
     words, around = ("abort", "--job", job), environment(store, tmp_path)
     code, line = drivers.run(*words, environment=around)
@@ -484,10 +479,9 @@ def test_a_job_whose_ledger_is_gone_is_aborted_by_force(store, drivers, source, 
 
 @pytest.mark.more
 def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
-    store, drivers, source, quiet, keys, tmp_path, monkeypatch
+    store, quiet, keys, tmp_path, monkeypatch, job, stop
 ):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    drivers.run("run", job, point="uncommitted", environment=environment(store, tmp_path))
+    stop(job, "uncommitted")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     with pytest.raises(OutputError, match="released already"):
         abort(store.folder.url)
@@ -506,10 +500,9 @@ def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
 )
 @pytest.mark.usefixtures("short_lease")
 def test_a_driver_that_was_frozen_and_overtaken_is_told_so(
-    point, store, drivers, source, quiet, keys, tmp_path
+    point, store, drivers, quiet, keys, tmp_path, job
 ):
     """What it needs is gone, since the other one has removed it: that is no fault of the input."""
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     around = environment(store, tmp_path)
     pid = drivers.start("run", job, point=point, strike="freeze", environment=around)
     while (now := psutil.Process(pid).status()) != psutil.STATUS_STOPPED:
@@ -526,8 +519,7 @@ def test_a_driver_that_was_frozen_and_overtaken_is_told_so(
     check_released(store.folder, quiet, keys)
 
 
-def test_what_a_late_host_writes_is_shown_and_removed(store, source, quiet, keys, tmp_path):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+def test_what_a_late_host_writes_is_shown_and_removed(store, quiet, keys, job):
     run_here(job)
     beside = store.folder.sibling(".", ".dpdask")
     assert status(store.folder.url).n_hidden == 0

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from scipy import stats
 
 from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
@@ -49,7 +50,7 @@ def judge(truth, estimates, errors, ends):
 def test_slopes_by_anchors_are_those_of_skewed_values_and_their_errors_those_of_repeats(
     design, whole
 ):
-    rng = np.random.default_rng(31)
+    rng = default_rng(31)
     anchors = Anchors.of_design(design, whole=whole)
     found, errors, own = [], [], []
     for _ in range(150):
@@ -73,7 +74,7 @@ def test_slopes_by_anchors_are_those_of_skewed_values_and_their_errors_those_of_
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: str(len(str(design))))
 def test_means_of_clipped_values_and_of_squares_have_no_bias(design, whole):
     """Also with a regression that is wrong; and the scores of one function are not those of another."""
-    rng, n = np.random.default_rng(33), 40_000
+    rng, n = default_rng(33), 40_000
     anchors = Anchors.of_design(design, whole=whole)
     y = skewed(rng, n)
     y = np.round(y) if whole else y
@@ -97,7 +98,7 @@ def test_means_of_clipped_values_and_of_squares_have_no_bias(design, whole):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: str(len(str(design))))
 def test_intervals_hold_the_truth_and_are_not_much_wider_than_their_errors(design):
-    rng = np.random.default_rng(34)
+    rng = default_rng(34)
     anchors = Anchors.of_design(design, whole=False)
     truth = {
         "mean": 68.0,
@@ -133,7 +134,7 @@ def test_intervals_hold_the_truth_and_are_not_much_wider_than_their_errors(desig
 
 
 def test_the_likelihood_ratio_has_its_limit_law():
-    rng, found = np.random.default_rng(35), []
+    rng, found = default_rng(35), []
     anchors = Anchors.of_design(DESIGNS[0], whole=False)
     for _ in range(400):
         lower, upper = draw_ranges(rng.uniform(*BOUNDS, 800), anchors, rng)
@@ -148,7 +149,7 @@ def test_the_likelihood_ratio_has_its_limit_law():
 def test_shares_and_quantiles_by_anchors_hold_the_truth_where_values_repeat_and_where_few_lie(
     design,
 ):
-    rng = np.random.default_rng(32)
+    rng = default_rng(32)
     anchors = Anchors.of_design(design, whole=False)
     ends = [(-INF, 20.0), (20.0, 50.0), (50.0, 120.0), (120.0, INF)]
     truth = [0.9 + 0.1 * 19.5 / 199.5, *(0.1 * width / 199.5 for width in (30, 70, 80))]
@@ -168,7 +169,7 @@ def test_shares_and_quantiles_by_anchors_hold_the_truth_where_values_repeat_and_
 
 
 def test_shares_that_no_anchor_tells_are_open_and_those_that_bounds_tell_are_known():
-    rng = np.random.default_rng(36)
+    rng = default_rng(36)
     narrow = {"design": "case1", "anchors": {"name": "uniform", "loc": 50.0, "scale": 50.0}}
     anchors = Anchors.of_design(narrow, whole=False)
     lower, upper = draw_ranges(rng.uniform(*BOUNDS, 2_000), anchors, rng)
@@ -192,7 +193,7 @@ def test_shares_that_no_anchor_tells_are_open_and_those_that_bounds_tell_are_kno
 def test_limits_at_the_last_anchors_hold():
     """There the ratio is much larger than its law says: .95 of it are below 9."""
     narrow = {"design": "case1", "anchors": {"name": "uniform", "loc": 50.0, "scale": 50.0}}
-    anchors, rng = Anchors.of_design(narrow, whole=False), np.random.default_rng(38)
+    anchors, rng = Anchors.of_design(narrow, whole=False), default_rng(38)
     highs, ratios = [], []
     for _ in range(100):
         ranges = draw_ranges(rng.uniform(*BOUNDS, 1_000), anchors, rng)
@@ -234,7 +235,7 @@ def test_a_few_rows_that_decide_leave_no_error():
 @pytest.mark.parametrize("design", [DESIGNS[0], DESIGNS[3]], ids=["1", "3"])
 def test_ranges_explain_without_attenuation(design):
     """Their scores alone would explain a third of it; and two columns of ranges, one the response, are independent given the values."""
-    rng, n = np.random.default_rng(37), 4_000
+    rng, n = default_rng(37), 4_000
     anchors = Anchors.of_design(design, whole=False)
     found, errors, plain, both = [], [], [], []
     for _ in range(60):

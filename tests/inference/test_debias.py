@@ -8,12 +8,16 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 from scipy import stats
+from strategies import randomise
 
 from dpdask.channels import laplace
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import DataError, InputError
 from dpdask.inference import MAX_CONDITION, ReleasedColumn
 from dpdask.mechanisms.card import CoveredRows, Section, make_card
 from dpdask.privacy import Budget
@@ -49,11 +53,6 @@ def column(matrix=T, levels=LEVELS, **options):
     return ReleasedColumn.from_card(card(matrix, levels), "rating", **options)
 
 
-def released(codes, matrix, rng):
-    """Return released codes by inversion of each row's cumulative probabilities."""
-    return (rng.random(len(codes))[:, None] > matrix.cumsum(axis=1)[codes, :-1]).sum(axis=1)
-
-
 def consistent(estimates, truth):
     """Return whether the mean of independent estimates passes a t-test of being the truth."""
     return bool(stats.ttest_1samp(estimates, truth).pvalue > ALPHA)
@@ -71,7 +70,7 @@ def table(n, rng):
 
 def release(frame, matrix, rng):
     return frame.drop(columns="code").assign(
-        rating=np.array(LEVELS)[released(frame["code"].to_numpy(), matrix, rng)]
+        rating=np.array(LEVELS)[randomise(frame["code"].to_numpy(), matrix, rng)]
     )
 
 
@@ -88,7 +87,7 @@ def ols(frame, response, covariates):
 def channels(draw):
     """Random invertible channels of 2 to 12 levels, with a diagonal share that bounds the condition number."""
     s = draw(st.integers(2, 12))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rng = default_rng(draw(st.integers(0, 2**32)))
     share = draw(st.floats(0.15, 1.0))
     return share * np.eye(s) + (1 - share) * rng.dirichlet(
         np.full(s, draw(st.sampled_from([0.3, 1.0, 10.0]))), size=s
@@ -98,43 +97,43 @@ def channels(draw):
 @settings(deadline=None, max_examples=60)
 @given(matrix=channels(), seed=st.integers(0, 2**32))
 def test_transform_solves_t_g_equals_f_or_refuses(matrix, seed):
-    f = np.random.default_rng(seed).normal(size=len(matrix))
+    f = default_rng(seed).normal(size=len(matrix))
     subject = column(matrix, tuple(range(len(matrix))))
     if (matrix.max(axis=0) == 0).any() or subject.condition_number > MAX_CONDITION / 2:
         return
-    np.testing.assert_allclose(matrix @ subject.transform_for(f), f, atol=1e-8)
-    np.testing.assert_allclose(subject.reference @ matrix, subject.reference, atol=1e-9)
+    assert_allclose(matrix @ subject.transform_for(f), f, atol=1e-8)
+    assert_allclose(subject.reference @ matrix, subject.reference, atol=1e-9)
     assert subject.correlations[0] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_without_noise_every_estimate_is_the_plain_one():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     original = table(3000, rng)
     frame = release(original, np.eye(4), rng)
     subject = column(np.eye(4))
     assert subject.condition_number == 1.0
     shares = subject.distribution(frame, approximate=False)
     plain = frame["rating"].value_counts(normalize=True).sort_index()
-    np.testing.assert_allclose(shares.value, plain)
-    np.testing.assert_allclose(shares.standard_error, np.sqrt(plain * (1 - plain) / 2999))
+    assert_allclose(shares.value, plain)
+    assert_allclose(shares.standard_error, np.sqrt(plain * (1 - plain) / 2999))
     assert subject.mean(frame, approximate=False).value == pytest.approx(frame["rating"].mean())
     assert subject.mean(frame, approximate=False).standard_error == pytest.approx(
         frame["rating"].sem()
     )
     means = subject.group_means(frame, "group", approximate=False)
-    np.testing.assert_allclose(means.value, frame.groupby("group")["rating"].mean())
-    np.testing.assert_allclose(means.standard_error, frame.groupby("group")["rating"].sem())
-    np.testing.assert_allclose(
+    assert_allclose(means.value, frame.groupby("group")["rating"].mean())
+    assert_allclose(means.standard_error, frame.groupby("group")["rating"].sem())
+    assert_allclose(
         subject.crosstab(frame, "group", approximate=False).value,
         pd.crosstab(frame["group"], frame["rating"]),
         atol=1e-9,
     )
     rating, x, y = (frame[name].to_numpy() for name in ("rating", "x", "y"))
-    np.testing.assert_allclose(
+    assert_allclose(
         subject.slope(frame, covariates=["x", "y"], approximate=False).value,
         ols(frame, rating, [x, y]),
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         subject.slope(frame, response="y", covariates=["x"], approximate=False).value,
         ols(frame, y, [rating, x]),
     )
@@ -142,7 +141,7 @@ def test_without_noise_every_estimate_is_the_plain_one():
     errors = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     bread = np.linalg.inv(design.T @ design)
     sandwich = np.sqrt(np.diag(bread @ (design.T * errors**2) @ design @ bread) * 3000 / 2997)[1:]
-    np.testing.assert_allclose(
+    assert_allclose(
         subject.slope(frame, response="y", covariates=["x"], approximate=False).standard_error,
         sandwich,
     )
@@ -155,7 +154,7 @@ def test_without_noise_every_estimate_is_the_plain_one():
 def test_groups_crosstabs_and_slopes_are_unbiased_with_honest_errors_and_the_naive_ones_are_not(
     n_runs,
 ):
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     original = table(1500, rng)
     rating, x, y = (
         np.array(LEVELS)[original["code"]],
@@ -217,7 +216,7 @@ def covers(estimate, truth):
 )
 def test_distributions_and_means_are_unbiased_and_their_intervals_cover(n, low, high):
     original = np.array([0.4, 0.2, 0.15, 0.25])
-    draws = np.random.default_rng(4).multinomial(1000, original @ T, size=n)
+    draws = default_rng(4).multinomial(1000, original @ T, size=n)
     found = [
         (column().distribution(counts, approximate=False), column().mean(counts, approximate=False))
         for counts in draws
@@ -238,14 +237,12 @@ def test_distributions_and_means_are_unbiased_and_their_intervals_cover(n, low, 
 def test_merged_levels_are_refused_unless_the_question_does_not_need_them():
     subject = column(MERGED)
     assert subject.condition_number > MAX_CONDITION
-    with pytest.raises(
-        SpecError, match=r"determines only 3 of 4 directions \(condition number above 1e\+06\)"
-    ):
+    with refused(r"determines only 3 of 4 directions \(condition number above 1e\+06\)"):
         subject.distribution([1, 2, 3, 4], approximate=False)
-    with pytest.raises(SpecError, match="approximate=True"):
+    with refused("approximate=True"):
         subject.transform_for([1, 0, 0, 0])
     coarse = subject.transform_for([1, 1, 0, 0])  # the two merged levels together
-    np.testing.assert_allclose(MERGED @ coarse, [1, 1, 0, 0], atol=1e-9)
+    assert_allclose(MERGED @ coarse, [1, 1, 0, 0], atol=1e-9)
     assert subject.mean([1, 2, 3, 4], [1, 1, 0, 0], approximate=False).worst_bias == 0.0
 
 
@@ -257,7 +254,7 @@ def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_prop
     )  # merged levels as in the reference, the others not
     original /= original.sum()
     found = subject.distribution(1e6 * original @ MERGED)
-    np.testing.assert_allclose(found.value, original, atol=1e-9)
+    assert_allclose(found.value, original, atol=1e-9)
     assert (found.worst_bias[[1.0, 2.0]] > 0.1).all()
     assert (found.worst_bias[[3.0, 5.0]] == 0.0).all()
     other = np.array([0.7, 0.0, 0.1, 0.2])
@@ -277,7 +274,7 @@ def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_prop
 
 
 def test_approximate_slopes_stay_within_their_worst_bias():
-    rng = np.random.default_rng(7)
+    rng = default_rng(7)
     original = table(60_000, rng)
     frame = release(original, MERGED, rng)
     estimate = column(MERGED).slope(frame, covariates=["x"])
@@ -320,7 +317,7 @@ def test_what_has_no_error_says_none():
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
 def test_a_slope_on_large_numbers_that_vary_little(lazy):
     """Seconds since 1970 within some minutes: their squares agree in nearly all digits."""
-    rng = np.random.default_rng(9)
+    rng = default_rng(9)
     frame = release(table(3000, rng), np.eye(4), rng)
     seconds = rng.integers(0, 300, len(frame))
     column_ = column(np.eye(4))
@@ -334,15 +331,15 @@ def test_a_slope_on_large_numbers_that_vary_little(lazy):
         column_.slope(each, covariates=["x"], approximate=False).value["x"] for each in given[:2]
     )
     assert found == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(SpecError, match="does not vary"):
+    with refused("does not vary"):
         column_.slope(given[2], covariates=["x"], approximate=False)
 
 
 def test_a_slope_on_a_column_that_is_all_noise_is_refused():
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     weak = 0.02 * np.eye(4) + 0.98 * P[None, :]
     frame = release(table(300, rng), weak, rng)
-    with pytest.raises(SpecError, match="cannot be distinguished from zero"):
+    with refused("cannot be distinguished from zero"):
         column(weak).slope(frame, response="y", approximate=False)
 
 
@@ -350,7 +347,7 @@ def test_a_slope_on_a_column_that_is_all_noise_is_refused():
 
 
 def test_dask_and_pandas_frames_give_the_same_estimates():
-    rng = np.random.default_rng(9)
+    rng = default_rng(9)
     frame = release(table(2000, rng), T, rng)
     frame.loc[frame.index[:5], "x"] = np.nan
     lazy = dd.from_pandas(frame, npartitions=3)
@@ -365,13 +362,11 @@ def test_dask_and_pandas_frames_give_the_same_estimates():
             lambda f: subject.slope(f, covariates=["x"]).value,
             lambda f: subject.slope(f, response="y", covariates=["x"]).standard_error,
         ):
-            np.testing.assert_allclose(
-                np.asarray(ask(lazy), dtype=float), np.asarray(ask(frame), dtype=float), rtol=1e-9
-            )
+            assert_allclose(np.asarray(ask(lazy), float), np.asarray(ask(frame), float), rtol=1e-9)
         expected = subject.slope(
             frame.dropna(), covariates=["x"]
         ).value  # rows without a kept value are left out
-        np.testing.assert_allclose(subject.slope(frame, covariates=["x"]).value, expected)
+        assert_allclose(subject.slope(frame, covariates=["x"]).value, expected)
         assert subject.group_means(lazy, ["group"]).value.index.equals(
             subject.group_means(frame, "group").value.index
         )
@@ -402,7 +397,7 @@ def test_null_levels_dates_texts_and_categories_are_recognised(npartitions):
             counts = column(third, levels).crosstab(asked, "group").value.to_numpy()
             shares = column(third, levels).distribution(asked).value
         assert counts.shape == (3, 3)
-        np.testing.assert_allclose(shares, np.linalg.solve(third.T, [0.25, 0.5, 0.25]))
+        assert_allclose(shares, np.linalg.solve(third.T, [0.25, 0.5, 0.25]))
 
 
 def test_means_leave_out_nulls_and_levels_without_a_number():
@@ -419,15 +414,15 @@ def test_means_leave_out_nulls_and_levels_without_a_number():
     assert found.value == pytest.approx(truth)
     assert found.standard_error > 0.0
     groups = column(third, levels).group_means(frame, "group", approximate=False)
-    np.testing.assert_allclose(groups.value, [truth, truth])
+    assert_allclose(groups.value, [truth, truth])
     of_null = column(third, levels).mean(frame, [0.0, 1.0, 3.0], approximate=False)
     assert of_null.value == pytest.approx(shares[1] + 3.0 * shares[2])
     assert column(third, levels).mean(
         frame, [5.0, math.nan, math.nan], approximate=False
     ).value == pytest.approx(5.0)
-    with pytest.raises(SpecError, match="one per level"):
+    with refused("one per level"):
         column(third, levels).mean(frame, [0.0, math.inf, 1.0])
-    with pytest.raises(SpecError, match="null included"):
+    with refused("null included"):
         column(third, levels).transform_for()
 
 
@@ -456,13 +451,13 @@ def test_slopes_leave_out_nulls():
     naive = np.polyfit(*released.dropna().to_numpy().T, 1)[0]
     assert abs(naive - slope) > 8 * of_x.standard_error["x"]
     nothing = released.assign(rating=np.where(released.index % 10 == 0, 1.0, np.nan))
-    with pytest.raises(SpecError, match="rows with a value cannot be told"):
+    with refused("rows with a value cannot be told"):
         rating.slope(nothing, covariates=["x"], approximate=False)
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["nulls left out", "nulls ignored"])
 def test_errors_of_slopes_without_nulls_are_those_of_repeated_draws(planted):
-    rng, third = np.random.default_rng(3), np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    rng, third = default_rng(3), np.full((3, 3), 0.1) + 0.7 * np.eye(3)
     rating, offs = column(third, (None, 1, 3)), []
     for _ in range(60 if planted else 200):
         x = rng.integers(0, 3, 3_000).astype(float)
@@ -519,7 +514,7 @@ def test_errors_of_slopes_without_nulls_are_those_of_repeated_draws(planted):
     ],
 )
 def test_what_cannot_be_is_refused(act, message):
-    with pytest.raises(SpecError, match=message):
+    with refused(message):
         act()
 
 
@@ -527,7 +522,7 @@ def test_what_cannot_be_is_refused(act, message):
     "changed", [{"format": 999}, {"format": 1}, {"columns": []}, {"further": 1}]
 )
 def test_a_card_of_another_format_is_refused(changed):
-    with pytest.raises(InputError, match=r"^card: this"):
+    with refused(r"^card: this", InputError):
         ReleasedColumn.from_card(card(T) | changed, "rating")
 
 
@@ -543,6 +538,6 @@ def test_a_card_of_another_format_is_refused(changed):
     ],
 )
 def test_counts_that_are_none_are_refused_without_a_value(counts):
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         column().distribution(counts, approximate=False)
-    assert "9.75" not in str(refused.value)
+    assert "9.75" not in str(caught.value)

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 pytest.importorskip("sklearn", reason="interval regression needs the extra dpdask[inference]")
 
@@ -72,7 +73,7 @@ def t_values(slopes):
 def test_the_line_is_recovered_where_midpoints_are_biased(noise):
     ours, naive, sigmas = [], [], []
     for k in range(8):
-        rng = np.random.default_rng([11, k])
+        rng = default_rng([11, k])
         X, y = line(rng, 400, noise)
         ranges = case_two(rng, y)
         model = IntervalRegressor(noise=noise, tolerance=1e-3).fit(X, ranges)
@@ -89,7 +90,7 @@ def test_the_line_is_recovered_where_midpoints_are_biased(noise):
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_rings_and_mixtures_are_used(noise):
-    rng = np.random.default_rng(12)
+    rng = default_rng(12)
     X, y = line(rng, 3000, noise)
     ranges = rings(rng, y)
     ranges[:300] = y[:300, None]
@@ -102,18 +103,18 @@ def test_rings_and_mixtures_are_used(noise):
 
 
 def test_the_likelihood_never_falls():
-    rng = np.random.default_rng(14)
+    rng = default_rng(14)
     X, y = line(rng, 400)
     model = IntervalRegressor().fit(X, case_two(rng, y))
     assert len(model.objective_path_) == model.n_iter_ + 1
     assert np.diff(model.objective_path_).min() > -1e-12
     assert model.objective_path_[-1] == pytest.approx(
-        model.score(X, case_two(np.random.default_rng(14), y)), abs=1.0
+        model.score(X, case_two(default_rng(14), y)), abs=1.0
     )
 
 
 def test_the_answer_moves_with_the_data():
-    rng = np.random.default_rng(15)
+    rng = default_rng(15)
     X, y = line(rng, 500)
     ranges = case_two(rng, y)
     model = IntervalRegressor().fit(X, ranges)
@@ -132,7 +133,7 @@ def test_the_answer_moves_with_the_data():
     ],
 )
 def test_a_tree_ensemble_beats_itself_on_midpoints(estimator):
-    rng = np.random.default_rng(17)
+    rng = default_rng(17)
     X = rng.normal(size=(500, 1))
     truth = X[:, 0] ** 2 - 2 * X[:, 0] + 3
     ranges = case_two(rng, truth + rng.normal(size=500), centre=0.0, scale=5.0)
@@ -153,7 +154,7 @@ def test_a_tree_ensemble_beats_itself_on_midpoints(estimator):
 )
 @pytest.mark.parametrize("noise", NOISES)
 def test_points_alone_are_the_plain_regression(estimator, noise):
-    rng = np.random.default_rng(18)
+    rng = default_rng(18)
     X, y = line(rng, 200)
     plain = clone(estimator).fit(X, y).predict(X)
     for responses in (y, np.column_stack([y, y])):
@@ -167,7 +168,7 @@ def test_points_alone_are_the_plain_regression(estimator, noise):
 
 
 def test_scores():
-    rng = np.random.default_rng(19)
+    rng = default_rng(19)
     X, y = line(rng, 300)
     ranges = case_two(rng, y)
     model = IntervalRegressor().fit(X, ranges)
@@ -184,7 +185,7 @@ def test_scores():
 
 
 def test_no_convergence_is_said():
-    rng = np.random.default_rng(21)
+    rng = default_rng(21)
     X, y = line(rng, 200)
     with pytest.warns(ConvergenceWarning, match="did not converge in 2 refits"):
         model = IntervalRegressor(max_iterations=2).fit(X, case_two(rng, y))
@@ -277,7 +278,7 @@ def test_scikit_learn_checks(estimator, check):
 
 @pytest.mark.parametrize("kind", [case_two, rings])
 def test_slopes_without_a_group_are_those_of_a_fit_of_the_others(kind):
-    rng = np.random.default_rng(29)
+    rng = default_rng(29)
     X, y = line(rng, 600)
     X *= [10.0, 0.1]
     ranges, group = kind(rng, y), np.arange(600) % 5

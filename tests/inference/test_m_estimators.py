@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import refused
+from numpy.random import default_rng
 
-from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
 from dpdask.inference.m_estimators import WeightedSample, noise_error
 from dpdask.inference.redraw import make_redraw
@@ -29,7 +30,7 @@ FITS = {
 
 
 def sample(kind="linear", n=400, seed=0):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     x = np.column_stack([rng.normal(1500.0, 400.0, n), rng.integers(0, 3, n)])
     eta = 0.3 + 0.002 * (x[:, 0] - 1500.0) - 0.5 * x[:, 1]
     y = {
@@ -87,7 +88,7 @@ def test_huber_is_that_of_the_expanded_rows():
 
 @pytest.mark.parametrize("tau", [0.1, 0.33, 0.5, 0.77, 0.999])
 def test_quantiles_are_those_of_the_expanded_rows(tau):
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     x, w = rng.integers(0, 40, 60).astype(float), rng.integers(0, 7, 60).astype(float)
     assert me.quantile(x, w, tau) == np.quantile(
         np.repeat(x, w.astype(int)), tau, method="inverted_cdf"
@@ -95,7 +96,7 @@ def test_quantiles_are_those_of_the_expanded_rows(tau):
 
 
 def test_a_quantile_with_negative_weights_is_the_global_minimum():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     for _ in range(200):
         x, w = rng.integers(0, 15, 20).astype(float), rng.integers(-3, 6, 20).astype(float)
         if w.sum() > 0:
@@ -137,10 +138,6 @@ def test_negative_weights_cancel_positive_ones():
             weights=np.concatenate([given.weights, np.full(90, 2.0), np.full(90, -2.0)]),
         )
         assert fit(double) == pytest.approx(fit(given), rel=1e-5)
-
-
-def refused(what):
-    return pytest.raises(SpecError, match=what)
 
 
 def test_samples_are_checked():
@@ -250,7 +247,7 @@ def test_a_frame_gives_indicators_of_its_levels():
 
 
 def grid(seed=0):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     x = rng.random(40_000)
     cells = np.histogram2d(
         x, 0.2 + 0.5 * x + rng.normal(0, 0.1, len(x)), bins=12, range=[[0, 1], [-0.2, 1.2]]
@@ -263,7 +260,7 @@ def grid(seed=0):
 
 @pytest.mark.parametrize(("cut", "tolerance"), [(None, 0.25), (30, 0.35)])
 def test_the_bootstrap_gives_the_spread_of_repeated_noise(cut, tolerance):
-    rng, exact, scale = np.random.default_rng(5), grid(), 20.0
+    rng, exact, scale = default_rng(5), grid(), 20.0
     release = make_redraw(exact, scale, cut)
     true = np.std([me.least_squares(release(rng)) for _ in range(400)], axis=0, ddof=1)
     found = np.mean(
@@ -283,7 +280,7 @@ def test_the_bootstrap_gives_the_spread_of_repeated_noise(cut, tolerance):
 
 
 def test_redrawn_noise_has_its_variance_and_its_threshold():
-    rng, scale = np.random.default_rng(6), 3.0
+    rng, scale = default_rng(6), 3.0
     wide = WeightedSample(
         features=np.ones((100_000, 1)), response=np.ones(100_000), weights=np.full(100_000, 5.0)
     )
@@ -296,7 +293,7 @@ def test_redrawn_noise_has_its_variance_and_its_threshold():
 
 
 def test_a_bootstrap_that_cannot_fit_says_so():
-    rng = np.random.default_rng(7)
+    rng = default_rng(7)
     with refused("at least 2"):
         noise_error(me.least_squares, make_redraw(grid(), 1.0), repeats=1, rng=rng)
     with refused("often no estimate"):

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.random import default_rng
 from scipy import stats
 from strategies import zeros_and_a_tail
 
@@ -56,7 +57,7 @@ def measure(hierarchy, values, event=NONE, rng=None, *, known=True):
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("codec", MIXED, ids=lambda codec: f"{codec.type} {codec.bounds}")
 def test_counts_and_variances_are_those_of_dense_least_squares(codec, known):
-    hierarchy, rng = small(codec), np.random.default_rng(3)
+    hierarchy, rng = small(codec), default_rng(3)
     noisy = rng.integers(-5, 50, hierarchy.size)
     rows = hierarchy.list_counts("v", noisy, NOISE)
     assert rows.schema == COUNTS
@@ -124,7 +125,7 @@ def test_levels_and_cells_of_one_level_are_read_alike():
 
 COLUMNS = {
     "zeros and a tail": (codec_of((0.0, 1e5), pa.int64()), zeros_and_a_tail(5, 4000)),
-    "wide bounds": (codec_of((-1e6, 1e9)), np.random.default_rng(1).normal(50.0, 9.0, 4000)),
+    "wide bounds": (codec_of((-1e6, 1e9)), default_rng(1).normal(50.0, 9.0, 4000)),
     "one value": (codec_of((0.0, 1e6)), np.full(4000, 2.75)),
     "nulls and atoms": (
         codec_of((0.0, 1e4), pa.int32(), nulls=True, atoms=(0.0, 999.0)),
@@ -171,7 +172,7 @@ def test_standard_errors_are_those_of_many_runs_and_half_of_them_would_not_pass(
     population = zeros_and_a_tail(2, 200_000)
     hierarchy = Hierarchy(make_grid(codec_of((0.0, 1e5), pa.int64())))
     shares = count(hierarchy, population).counts / len(population)
-    n, draw = 20_000, np.random.default_rng(8)
+    n, draw = 20_000, default_rng(8)
     rng = stream(RunKey.insecure(4), "measured/coverage", "")
     truth = {
         "mean within": population.clip(0.0, 20_000.0).mean(),
@@ -199,10 +200,10 @@ def test_standard_errors_are_those_of_many_runs_and_half_of_them_would_not_pass(
 
 
 def test_intervals_of_quantiles_cover_and_those_that_ignore_the_noise_do_not():
-    population = np.random.default_rng(0).lognormal(7.0, 0.8, 200_000)
+    population = default_rng(0).lognormal(7.0, 0.8, 200_000)
     hierarchy = Hierarchy(make_grid(codec_of((0.0, 1e6))))
     shares = count(hierarchy, population.clip(0.0, 1e6)).counts / len(population)
-    n, draw, ps = 20_000, np.random.default_rng(8), (0.1, 0.5, 0.8)
+    n, draw, ps = 20_000, default_rng(8), (0.1, 0.5, 0.8)
     truth = np.quantile(population, ps)
     rng = stream(RunKey.insecure(5), "measured/quantiles", "")
     hits, blind = [], []

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from scipy import stats
 
 from dpdask.channels import compute_rank, optimal
-from dpdask.inference.noisy_ranks import BinLaw, LaplaceLaw, NoisyRanks
+from dpdask.inference.noisy_ranks import BinLaw, Bounds, LaplaceLaw, NoisyRanks, Quantile
 from dpdask.kernels import rank as kernel
 from dpdask.mechanisms.dip.columns import BinMechanism, RankMechanism, _list_points
 from dpdask.references.reference import RankDistribution
@@ -17,7 +18,7 @@ EPSILON = 3.0
 
 def fit(points, ranks, *, is_binned, is_whole=False):
     """Return the randomiser of a column with a reference, and what a card tells of it."""
-    x, c = np.array(points, dtype=float), np.array(ranks, dtype=float)
+    x, c = np.array(points, float), np.array(ranks, float)
     distribution = RankDistribution(x, c, 0.0)
     if is_binned:
         edges = kernel.bin_edges(x, c, 48)
@@ -71,7 +72,7 @@ REFERENCES = {
 def test_the_channel_is_the_one_that_is_drawn(name, is_binned):
     (points, ranks), is_whole = REFERENCES[name]
     mechanism, column = fit(points, ranks, is_binned=is_binned, is_whole=is_whole)
-    rng, inputs, n = np.random.default_rng(5), column.inputs, 40_000
+    rng, inputs, n = default_rng(5), column.inputs, 40_000
     chosen = rng.permutation(np.flatnonzero(inputs.is_point))[:3].tolist()
     chosen += rng.permutation(np.flatnonzero(~inputs.is_point))[:4].tolist()
     probabilities = []
@@ -140,7 +141,7 @@ SHAPES = {
 def test_intervals_hold_whatever_the_distribution_is(shape):
     """They hold in about all runs; half of a standard error without the bias does not."""
     mechanism, column = fit(*curved(), is_binned=False)
-    rng, held, planted, runs = np.random.default_rng(9), [], [], 30
+    rng, held, planted, runs = default_rng(9), [], [], 30
     for _ in range(runs):
         own = SHAPES[shape](rng, 3_000)
         counts = np.bincount(
@@ -164,7 +165,7 @@ def test_intervals_hold_whatever_the_distribution_is(shape):
 def test_ends_are_those_of_fieller():
     """Of a group whose B may be 0, the interval is all that is possible."""
     mechanism, column = fit(*curved(), is_binned=False)
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     own = np.where(np.arange(4_000) < 3_990, np.nan, 50.0)
     counts = np.bincount(
         column.code(release(mechanism, own, rng)), minlength=column.n_outcomes
@@ -179,10 +180,10 @@ def test_ends_are_those_of_fieller():
 def test_of_a_group_of_which_nothing_is_told_the_middle_is_the_estimate():
     """Whatever its rows are: what moves with them is no estimate, and its spread no standard error."""
     mechanism, column = fit(*curved(), is_binned=False)
-    rng, own = np.random.default_rng(5), np.where(np.arange(1_500) < 1_350, np.nan, 90.0)
+    rng, own = default_rng(5), np.where(np.arange(1_500) < 1_350, np.nan, 90.0)
     codes = [column.code(release(mechanism, own, rng)) for _ in range(30)]
     table = [np.bincount(each, minlength=column.n_outcomes) for each in codes]
-    found = column.mean(np.array(table, dtype=float), (0.0, 100.0))
+    found = column.mean(np.array(table, float), (0.0, 100.0))
     low, high = found.find_ends(1.96)
     hidden = (low == 0.0) & (high == 100.0)
     assert hidden.sum() > 20
@@ -192,7 +193,7 @@ def test_of_a_group_of_which_nothing_is_told_the_middle_is_the_estimate():
 
 def test_more_rows_and_less_noise_make_narrower_intervals():
     mechanism, column = fit(*curved(), is_binned=False)
-    rng, widths = np.random.default_rng(4), []
+    rng, widths = default_rng(4), []
     for n in (1_000, 200_000):
         drawn = release(mechanism, 100.0 * rng.random(n), rng)
         counts = np.bincount(column.code(drawn), minlength=column.n_outcomes).astype(float)
@@ -204,3 +205,22 @@ def test_more_rows_and_less_noise_make_narrower_intervals():
 def test_a_card_without_points_tells_no_channel():
     assert NoisyRanks.from_card({"reference": {"rank_error_at_most": 0.1}}) is None
     assert NoisyRanks.from_card({"levels": [1, 2]}) is None
+
+
+def test_averages_that_contradict_each_other_tell_nothing():
+    """As where ranks that released values tell are too far off: the interval was upside down."""
+    means = np.array([[60.0, -80.0, 0.9, 1.0], [-10.0, 10.0, 0.9, 1.0]])
+    covariances = np.broadcast_to(np.eye(4) * 1e-4, (2, 4, 4))
+    found = Bounds(means=means, covariances=covariances, centre=50.0, possible=(0.0, 100.0))
+    low, high = found.find_ends(1.96)
+    assert (low[0], high[0]) == (0.0, 100.0)
+    assert 35.0 < low[1] < high[1] < 65.0
+    assert found.is_hidden.tolist() == [True, False]
+    x = np.arange(10.0)
+    for least, most, ends in [(6.0, 3.0, (-1.0, 11.0)), (3.0, 6.0, (2.0, 6.0))]:
+        told = Quantile(
+            x=x,
+            find=lambda place, a=least, b=most: (np.array([place - b, place - a]), np.zeros(2)),
+            bounds=(-1.0, 11.0),
+        )
+        assert told.find_ends(1.96) == ends

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from e2e.helpers import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 from scipy import stats
 
-from dpdask.errors import DataError, SpecError
+from dpdask.errors import DataError
 from dpdask.inference import range_estimates as module
 from dpdask.inference.range_estimates import (
     _place_knots,
@@ -71,13 +74,13 @@ def counted(lower, upper, n_knots=600):
 
 def test_it_agrees_with_lifelines():
     found = npmle(counted(LOWER, UPPER), tolerance=1e-13, max_ambiguity=1.0)
-    np.testing.assert_allclose(1 - found.cdf(np.arange(1.0, 9.0)), LIFELINES, atol=1e-6)
+    assert_allclose(1 - found.cdf(np.arange(1.0, 9.0)), LIFELINES, atol=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("n_rows", [300, 10_000])
 def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
-    rng = np.random.default_rng(11)
+    rng = default_rng(11)
     estimate = npmle(
         counted(*mechanism(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=400), support=(0, 1)
     )
@@ -92,10 +95,10 @@ def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
 def test_exact_values_give_the_empirical_cdf(values):
-    y = np.array(values, dtype=float)
+    y = np.array(values, float)
     estimate = npmle(RangeCounts.of_batch(np.arange(-6.0, 7.0), y, y), tolerance=1e-10)
     x = np.arange(-7.0, 8.0)
-    np.testing.assert_allclose(estimate.cdf(x), (y[:, None] <= x).mean(axis=0), atol=1e-6)
+    assert_allclose(estimate.cdf(x), (y[:, None] <= x).mean(axis=0), atol=1e-6)
     assert estimate.moment(1) == pytest.approx(y.mean(), abs=1e-6)
     assert estimate.moment(0) == pytest.approx(1)
     assert estimate.ambiguity == 0
@@ -105,7 +108,7 @@ def test_exact_values_give_the_empirical_cdf(values):
 
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
 def test_moments_are_within_their_standard_errors_and_not_those_of_another_distribution(mechanism):
-    rng = np.random.default_rng(21)
+    rng = default_rng(21)
     counts = counted(*mechanism(rng, BETA.rvs(4000, random_state=rng)), n_knots=150)
     found = bootstrap(counts, lambda f: f.moment(1), 20, rng=rng, support=(0, 1), place="middle")
     assert 0.002 < found.standard_error < 0.02
@@ -119,7 +122,7 @@ def test_moments_are_within_their_standard_errors_and_not_those_of_another_distr
 def test_bootstrap_intervals_cover():
     grid, covered, n_trials = np.linspace(0, 1, 41), 0, 120
     for seed in range(n_trials):
-        rng = np.random.default_rng(seed)
+        rng = default_rng(seed)
         u, y = rng.choice(grid, 1500), BETA.rvs(1500, random_state=rng)
         counts = RangeCounts.of_batch(grid, np.where(y <= u, -INF, u), np.where(y <= u, u, INF))
         low, high = bootstrap(
@@ -137,7 +140,7 @@ def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
         [1, 2, 2],
         [2, 4, 4],
     ]
-    np.testing.assert_allclose(
+    assert_allclose(
         frame[["mass", "before", "after"]],
         [[0.25, 0, 0.25], [0.5, 0.25, 0.75], [0.25, 0.75, 1]],
         atol=1e-7,
@@ -148,11 +151,11 @@ def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
     estimate = npmle(counts, max_ambiguity=1.0)
     assert estimate.quantile(1.0) == INF
     assert estimate.functional(lambda y: (y <= 1).astype(float)) == pytest.approx(1 / 4)
-    with pytest.raises(SpecError, match="functional is not finite"):
+    with refused("functional is not finite"):
         estimate.moment(1)
-    with pytest.raises(SpecError, match="order"):
+    with refused("order"):
         estimate.moment(-1)
-    with pytest.raises(SpecError, match="within 0 to 1"):
+    with refused("within 0 to 1"):
         estimate.quantile(50)
 
 
@@ -166,9 +169,9 @@ def coverage(cdf, anchors, *, ring=False):
 
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
 def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     lower, upper = mechanism(rng, BETA.rvs(50_000, random_state=rng))
-    again = np.random.default_rng(4)
+    again = default_rng(4)
     BETA.rvs(50_000, random_state=again)
     anchors = (
         again.uniform(0, 1, 50_000)
@@ -176,7 +179,7 @@ def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
         else np.sort(again.uniform(0, 1, (50_000, 2)), axis=1)
     )
     expected = coverage(BETA.cdf, anchors, ring=mechanism is ring)
-    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool))
+    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), bool))
     assert coverages(ranges, ScipyDistribution(name="beta", a=2, b=3)).mean() == pytest.approx(
         expected, abs=5e-3
     )
@@ -204,25 +207,25 @@ def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
     ],
 )
 def test_what_cannot_be_identified_is_refused(rows, options, words):
-    lower, upper = np.array(rows, dtype=float).reshape(-1, 2).T
+    lower, upper = np.array(rows, float).reshape(-1, 2).T
     counts = RangeCounts.of_batch(np.array([0.2, 0.5, 0.8]), lower, upper)
-    with pytest.raises(SpecError, match=words):
+    with refused(words):
         npmle(counts, **options)
 
 
 def test_an_unreached_gap_is_refused(monkeypatch):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     counts = counted(*two_anchors(rng, rng.uniform(size=200)))
-    with pytest.raises(SpecError, match="2 resamples"):
+    with refused("2 resamples"):
         bootstrap(counts, lambda f: f.moment(1), 1, rng=rng)
     monkeypatch.setattr(module.turnbull, "_NEWTON_STEPS", 1)
-    with pytest.raises(SpecError, match="duality gap stayed"):
+    with refused("duality gap stayed"):
         npmle(counts, support=(0, 1))
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 3.0), (-3.0, -2.0), (0.9, 3.0)])
 def test_anchors_that_do_not_reach_the_values_do_not_identify_their_distribution(low, high):
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     values = rng.uniform(0, 0.8, 4000)
 
     def estimate(mechanism, low, high):
@@ -232,9 +235,8 @@ def test_anchors_that_do_not_reach_the_values_do_not_identify_their_distribution
         )
 
     for mechanism in (one_anchor, two_anchors):
-        with pytest.raises(
-            SpecError,
-            match=r"npmle: the ranges do not determine where the mass lies.*; use a mechanism whose anchors reach",
+        with refused(
+            r"npmle: the ranges do not determine where the mass lies.*; use a mechanism whose anchors reach",
         ) as caught:
             estimate(mechanism, low, high)
         assert "\n" not in str(caught.value)
@@ -251,9 +253,7 @@ def test_ranges_that_hold_no_value_are_wrong_data(lower, upper, words):
             np.array([0.2, 0.5, 0.8]), np.array([0.0, lower]), np.array([0.5, upper])
         )
     assert caught.value.hint
-    with pytest.raises(
-        SpecError, match="no range has a finite end, so the ranges carry no information"
-    ):
+    with refused("no range has a finite end, so the ranges carry no information"):
         grid_of_ranges(np.full(5, -INF), np.full(5, INF))
 
 
@@ -269,7 +269,7 @@ def test_crossed_ends_are_a_rings_outer_range_and_no_empty_one():
 
 def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
     """Also where a tenth of the values lie beyond all anchors: finer knots would draw them before the last one."""
-    rng = np.random.default_rng(31)
+    rng = default_rng(31)
     y = rng.normal(0.5, 0.1, 20_000)
     lower, upper = one_anchor(rng, y)
     assert np.array_equal(
@@ -287,7 +287,7 @@ def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
 )
 def test_a_grid_is_fine_where_the_mass_is(mechanism, bounds):
     """Values within a thousandth of the anchors' span, at its ends and inside it; a cell of quantiles is three times as wide."""
-    rng, place = np.random.default_rng(32), "right" if bounds is None else "middle"
+    rng, place = default_rng(32), "right" if bounds is None else "middle"
     for start in (0.0, 0.6, 0.999):
         y = start + 1e-3 * BETA.rvs(20_000, random_state=rng)
         lower, upper = mechanism(rng, y)
@@ -319,7 +319,7 @@ def test_cells_grow_slowly():
 
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, partly_exact])
 def test_the_error_by_the_information_is_that_of_repeats(mechanism):
-    rng, means, errors = np.random.default_rng(41), [], []
+    rng, means, errors = default_rng(41), [], []
     for _ in range(60):
         counts = counted(*mechanism(rng, BETA.rvs(1_500, random_state=rng)), n_knots=100)
         estimate = npmle(counts, support=(0, 1), place="middle", max_ambiguity=1.0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from scipy import stats
 
 from dpdask.inference.pairs import Margin, estimate_pairs
@@ -22,7 +23,7 @@ def release(joint, one, two, rng, *, numbers=(None, None)):
         error = np.sqrt(share * (1 - share) / N)
         drawn = rng.multinomial(N, share) / N
         margins.append(Margin(matrix=matrix, share=drawn, error=error, numbers=values))
-    return estimate_pairs(*margins, counts.astype(np.float64))
+    return estimate_pairs(*margins, counts.astype(float))
 
 
 def draw_joint(rng, spread, axes=None):
@@ -35,7 +36,7 @@ def draw_joint(rng, spread, axes=None):
 
 
 def test_a_channel_that_determines_the_pair_gives_it():
-    rng, one = np.random.default_rng(1), 0.8 * np.eye(3) + 0.2 / 3
+    rng, one = default_rng(1), 0.8 * np.eye(3) + 0.2 / 3
     found = []
     joint = draw_joint(rng, 0.8)
     for _ in range(100):
@@ -51,7 +52,7 @@ def test_a_channel_that_determines_the_pair_gives_it():
 
 @pytest.mark.parametrize("spread", [0.2, 0.8])
 def test_intervals_hold_where_levels_are_merged_and_the_error_alone_does_not(spread):
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     held, alone, widths = [], [], []
     for _ in range(60):
         joint = draw_joint(rng, spread)
@@ -66,7 +67,7 @@ def test_intervals_hold_where_levels_are_merged_and_the_error_alone_does_not(spr
 
 
 def test_numbers_of_both_columns_say_how_merged_levels_differ():
-    rng, values = np.random.default_rng(3), np.array([-1.5, -0.5, 0.5, 1.5])
+    rng, values = default_rng(3), np.array([-1.5, -0.5, 0.5, 1.5])
     off, plain = [], []
     for _ in range(40):
         joint = draw_joint(rng, 0.3, (values, values))
@@ -77,8 +78,8 @@ def test_numbers_of_both_columns_say_how_merged_levels_differ():
 
 
 def test_levels_that_cannot_be_released_have_no_error():
-    rng = np.random.default_rng(4)
-    counts = rng.multinomial(N, [0.3, 0.2, 0.1, 0.4]).reshape(2, 2).astype(np.float64)
+    rng = default_rng(4)
+    counts = rng.multinomial(N, [0.3, 0.2, 0.1, 0.4]).reshape(2, 2).astype(float)
     known = Margin(matrix=np.eye(2), share=np.array([0.5, 0.5]), error=np.full(2, 0.003))
     absent = Margin(matrix=np.eye(2), share=np.array([1.0, 0.0]), error=np.array([0.003, np.nan]))
     value, error, bias = estimate_pairs(known, absent, counts)
@@ -89,7 +90,7 @@ def test_levels_that_cannot_be_released_have_no_error():
 
 
 def test_the_error_of_independent_columns_is_that_of_the_margins():
-    rng, one = np.random.default_rng(5), np.full((3, 3), 1.0 / 3.0) * 0.999 + 0.001 * np.eye(3)
+    rng, one = default_rng(5), np.full((3, 3), 1.0 / 3.0) * 0.999 + 0.001 * np.eye(3)
     joint = np.outer([0.5, 0.3, 0.2], [0.2, 0.2, 0.6])
     z = [
         (value - joint) / error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from scipy import special
 
 from dpdask.inference.m_estimators import (
@@ -13,7 +14,7 @@ from dpdask.inference.m_estimators import (
     least_squares,
     logistic,
 )
-from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, find_slope
+from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, find_line
 from dpdask.inference.redraw import ThresholdedCells, keep_tails
 
 SEED = 7
@@ -45,21 +46,45 @@ def table_of(x: np.ndarray, y: np.ndarray) -> PlacedTable:
 
 @pytest.mark.parametrize("r", [0.3, 0.8, -0.6])
 def test_slopes_follow_the_copula_inside_cells(r):
-    rng = np.random.default_rng(SEED)
+    rng = default_rng(SEED)
     x = rng.normal(size=200_000).clip(-5.9, 5.9)
     y = (r * x + np.sqrt(1.0 - r * r) * rng.normal(size=len(x))).clip(-5.9, 5.9)
     table = table_of(x, y)
-    found = find_slope(table)
+    found = find_line(table, "slope")
     assert table.correlations[0, 1] == pytest.approx(r, abs=0.02)
     assert found.estimate == pytest.approx(r, rel=0.03)
-    # power: without dependence inside cells the slope is a tenth too flat, and the bound says so
-    assert 0.04 * abs(r) < found.bias_bound < 0.2 * abs(r)
-    assert abs(found.estimate - r) < found.bias_bound
+    # without dependence inside cells the slope is a tenth too flat, and the bound says so; another
+    # dependence there may move it by about as much
+    assert 0.04 * abs(r) < found.bias_bound < 0.4
+    assert abs(found.estimate - r) < found.bias_bound / 10.0
     # the influence is the slope's derivative by the counts
     more = table.counts.copy()
     more[1, 3] += 200.0
-    moved = find_slope(PlacedTable(axes=table.axes, counts=more)).estimate - found.estimate
+    moved = find_line(PlacedTable(axes=table.axes, counts=more), "slope").estimate - found.estimate
     assert moved == pytest.approx(found.influence[1, 3] * 200.0 / len(x), rel=0.2)
+
+
+def test_bounds_of_slopes_hold_for_what_is_no_copula():
+    """In the tails y follows x, elsewhere it does not: as the delay of an arrival follows that of a departure."""
+    rng = default_rng(SEED)
+    x = rng.standard_t(3, size=200_000).clip(-5.9, 5.9)
+    y = np.where(np.abs(x) > 1.5, x, 0.0) + rng.normal(size=len(x))
+    truth = float(np.cov(x, y)[0, 1] / x.var())
+    table = table_of(x, y.clip(-5.9, 5.9))
+    found = find_line(table, "slope")
+    assert table.unresolved < UNRESOLVED
+    assert abs(found.estimate - truth) < found.bias_bound
+    without = abs(found.estimate - find_line(replace_even(table), "slope").estimate) / 2.0
+    assert (
+        abs(found.estimate - truth) > without
+    )  # power: half of what the copula adds is too little
+
+
+def replace_even(table: PlacedTable) -> PlacedTable:
+    """Return a table whose columns do not depend on each other inside cells."""
+    table = PlacedTable(axes=table.axes, counts=table.counts)
+    table.__dict__["leaning"] = table.even
+    return table
 
 
 def test_a_column_in_one_cell_is_not_resolved():
@@ -89,7 +114,7 @@ def draw_cells(rng, truth, scale, cut, n_rows):
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_thresholded_cells_are_corrected_and_redrawn(cut):
-    rng = np.random.default_rng(SEED)
+    rng = default_rng(SEED)
     truth = np.where(np.arange(400) < 160, 8.0, 0.0)
     releases = [draw_cells(rng, truth, 1.2, cut, float(truth.sum())) for _ in range(400)]
     exact = truth.reshape(-1, 4).sum(axis=1)
@@ -109,7 +134,7 @@ def test_thresholded_cells_are_corrected_and_redrawn(cut):
 
 
 def test_tails_of_noise_are_not_kept():
-    rng = np.random.default_rng(SEED)
+    rng = default_rng(SEED)
     counts = np.zeros((40, 3))
     counts[15:25] = 100.0
     noisy = counts + rng.normal(scale=3.0, size=counts.shape)
@@ -125,7 +150,7 @@ def test_tails_of_noise_are_not_kept():
 
 @pytest.mark.parametrize("kind", ["linear", "logistic", "huber"])
 def test_influences_are_derivatives(kind):
-    rng = np.random.default_rng(SEED)
+    rng = default_rng(SEED)
     x = rng.normal(size=(3_000, 1))
     eta = 0.4 + 0.8 * x[:, 0]
     response = eta + rng.standard_t(5, size=len(x))
@@ -141,7 +166,7 @@ def test_influences_are_derivatives(kind):
 
 
 def test_the_influence_of_a_median_is_its_error():
-    rng = np.random.default_rng(SEED)
+    rng = default_rng(SEED)
     x, y = rng.normal(size=(20_000, 1)), rng.normal(size=20_000)
     sample = WeightedSample(features=x, response=y, weights=np.ones(len(x)))
     influence = find_influence(sample, np.zeros(2), kind="median")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Barrier
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from services.stores import in_environment
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io import filesystems, parquet, storage
+from dpdask.io.folders import remove_files
 from dpdask.io.footer import TAIL_BYTES
 from dpdask.io.fragments import discover, read_batches
 from dpdask.io.storage import Folder, open_filesystem
@@ -118,6 +119,23 @@ def test_files_come_and_go(store):
     assert folder.names() == []
     with pytest.raises(InputError, match="this file is missing"):
         folder.read("a")
+
+
+def test_files_are_removed_together_and_by_several_drivers_at_once(remote_store):
+    folder, names = remote_store.folder, [f"file-{number}" for number in range(5)]
+    for name in (*names, "stays"):
+        folder.write(name, b"1")
+    remote_store.proxy.forget()
+    remove_files(folder, names)
+    asked = [each for each in remote_store.proxy.requests if "versioning" not in each.path]
+    assert len(asked) <= (1 if remote_store.server.name == "radosgw" else 2 * len(names))
+    folder.write(names[0], b"1")
+    remove_files(folder, [*names, *names])
+    remove_files(folder, [])
+    assert folder.names() == ["stays"]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda _: folder.check_removable(), range(30))) == [None] * 30
+    assert folder.names() == ["stays"]
 
 
 @pytest.mark.more
@@ -392,6 +410,24 @@ def test_what_another_driver_creates_while_a_file_is_removed_stays(open_store, m
         monkeypatch.setattr(storage, "delete_versions", be_late)
         store.folder.remove("a")
         assert store.folder.read("a") == b"2"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("NoSuchVersion", None), ("SlowDown", TemporaryError), ("AccessDenied", OutputError)],
+)
+def test_what_a_store_says_of_versions_that_it_did_not_remove(open_store, monkeypatch, code, error):
+    """Another driver may remove the same ones at once."""
+    with open_store("radosgw", versioned=True) as store:
+        fs, path = open_filesystem(store.folder.url)
+        fs.pipe_file(f"{path}/a", b"1")
+        call, (versions, _) = fs.call_s3, filesystems.list_versions(fs, f"{path}/a")
+        for _ in range(2):  # what is gone may be removed again
+            filesystems.delete_versions(fs, path, versions)
+        answer = {"Errors": [{"Key": "a", "Code": code}]}
+        monkeypatch.setattr(fs, "call_s3", lambda *a, **k: {**call(*a, **k), **answer})
+        with nullcontext() if error is None else pytest.raises(error):
+            filesystems.delete_versions(fs, path, versions)
 
 
 @contextmanager

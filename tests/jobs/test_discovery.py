@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, charging_entries, digests, write_job
+from e2e.helpers import call_cli, charged_kinds, charging_entries, digests, make_ledger, write_job
 from mechanisms.contract import KILLS, Killed
 from scipy import stats
 
@@ -36,6 +36,7 @@ SCHEMA = {
     "user": {"role": "drop"},
     "age": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]},
 }
+PERSONS = {"epsilon": 2.0, "delta": 1e-6, "unit": {"column": "user", "max_rows": 5}}
 PRIVACY = {"epsilon": 2.0, "delta": 1e-6, "adjacency": "add-remove", "unit": "row"}
 
 
@@ -62,9 +63,7 @@ def job_of(tmp_path, **changes):
 
 
 def ledger(tmp_path):
-    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "people"}
-    open_ledger(place["url"]).init("people", 10.0, 1e-4)
-    return place
+    return make_ledger(tmp_path, "people", 10.0, 1e-4)
 
 
 def find(job, epsilon=1.0):
@@ -143,7 +142,7 @@ def test_a_killed_search_is_charged_once_and_finds_the_same(kill, tmp_path, tabl
         find(job)
     assert columns_of(job)["code"].discovers
     find(job)
-    assert [entry.kind for entry in charging_entries(place["url"], "people")] == [
+    assert charged_kinds(**place) == [
         "intend",
         "commit",
     ]
@@ -238,7 +237,13 @@ def test_a_unit_counts_for_few_of_its_keys(tmp_path):
     find(job)
     [row] = pq.read_table(tmp_path / "job/schema.levels/part-00000.parquet").to_pylist()
     assert row["level"] == "common"
-    assert abs(row["units"] - n) < 60
+    # a user with one code counts √3 times as much as one with three
+    assert abs(row["weight"] - n * 3**0.5) < 60
+    card = json.loads((tmp_path / "job/schema.levels/_dpdask/release.json").read_text())
+    assert "one with 3 values counts 1 for each" in card["mechanism"]["numbers"]
+    assert "up to 1.731 for a single value" in card["mechanism"]["numbers"]
+    assert 3 < card["columns"]["code"]["threshold"] < 60
+    assert card["accounting"]["noise"]["code"]["margin_95"] < 60
 
 
 # ---- a job that finds the levels that it counts
@@ -277,13 +282,16 @@ def test_a_job_finds_the_levels_that_it_counts(adjacency, unit, tmp_path, table)
         assert all(counts[str(each)] > 1 for each in found)
     events = card["accounting"]["events"]["events"]
     assert [each["kind"] for each in events[:3]] == ["key-selection"] * 3
-    moved = (1 if unit == "row" else 3) * (1 if adjacency == "add-remove" else 2)
+    assert events[0].get("weight") == (None if unit == "row" else 1024)
+    moved = (1 if unit == "row" else 3 * 1024**2) * (1 if adjacency == "add-remove" else 2)
     assert events[0]["noise"]["sensitivity"] == pytest.approx(moved**0.5, rel=1e-15)
     assert events[0]["noise"]["sensitivity"] ** 2 >= moved * (1 - 1e-15)
     assert 3 * events[0]["delta"] <= 1e-6 / 4
     assert card["accounting"]["epsilon_exact"] <= 10.0
     [intend, _] = charging_entries(place["url"], "people")
     assert (intend.charge.epsilon, intend.charge.delta) == (10.0, 1e-6)
+    page = (tmp_path / "out/_dpdask/release.html").read_text()
+    assert "bounds, other than the levels of code, number, day that ε covers, do not" in page
 
 
 def test_texts_are_read_as_the_dictionaries_that_the_file_holds(tmp_path, table):
@@ -492,7 +500,7 @@ def test_a_column_that_does_not_stand_under_its_name_is_told(tmp_path):
         ({"kind": "discrete"}, "the levels of a discrete column cannot be found"),
         ({"kind": "continuous"}, "takes no levels"),
         ({"levels": "discovered"}, "a list of"),
-        ({"levels": []}, "between 1 and 2,048 levels"),
+        ({"levels": []}, "between 1 and 32,768 levels"),
         ({"found": {"epsilon": 1.0, "delta": 0.1}}, "`found` belongs to levels that were found"),
         ({"levels": ["other"], "found": {"epsilon": 0, "delta": 0.1}}, "epsilon"),
         ({"outside": "null", "nulls": "level"}, "`other` belongs to"),
@@ -509,11 +517,30 @@ def test_a_declaration_that_cannot_be_is_refused(column, said):
         ({"kind": "dip", "reference": {"kind": "histogram"}}, {}),
         ({"kind": "dip", "reference": {"kind": "known", "columns": {}}}, {}),
         ({"kind": "histogram"}, {}),
+        ({"kind": "copula", "persons": True}, {"privacy": PERSONS}),
     ],
 )
 def test_a_release_before_its_levels_are_found_is_refused(mechanism, more, tmp_path):
     job = job_of(tmp_path, schema={"code": CODE}, mechanism=mechanism, **more)
     with pytest.raises(SpecError, match="not found yet; find them with `dpdask discover"):
+        load_job(job)
+
+
+def test_levels_of_rows_with_a_table_of_persons_are_found(tmp_path, table):
+    users = {"user": {"role": "drop"}, "sex": {**CODE, "levels": ["f", "m", "other"]}}
+    (tmp_path / "users.yaml").write_text(yaml.safe_dump({"columns": users}))
+    parents = {"input": {"path": "absent"}, "schema": str(tmp_path / "users.yaml")}
+    job = job_of(
+        tmp_path,
+        mechanism={"kind": "copula", "persons": True},
+        privacy=PERSONS,
+        parents=parents,
+    )
+    find(job)
+    assert not any(each.discovers for each in columns_of(job).values())
+    assert load_job(job).file.parents is not None
+    (tmp_path / "users.yaml").write_text(yaml.safe_dump({"columns": users | {"town": CODE}}))
+    with pytest.raises(SpecError, match=r"^users\.yaml, line \d+, column 'town': no search finds"):
         load_job(job)
 
 

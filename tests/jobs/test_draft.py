@@ -1,6 +1,7 @@
-"""`dpdask init`: a draft from names, types and null flags alone, whatever the format; TODOs that `validate` names."""
+"""`dpdask init`: a draft from names, types and null flags alone, whatever the format; what `validate` says of it."""
 
 import datetime as dt
+import re
 from decimal import Decimal
 
 import pyarrow as pa
@@ -11,13 +12,14 @@ from deltalake import write_deltalake
 from e2e.helpers import call_cli
 from lakes.tables import sql_catalog
 
+from dpdask.cli import cli
 from dpdask.documents import parse_yaml
 from dpdask.errors import SpecError
 from dpdask.io import parquet
 from dpdask.io.storage import read_ranges
-from dpdask.jobs.draft import draft_schema, read_levels
-from dpdask.jobs.spec import Input
-from dpdask.schema import Schema
+from dpdask.jobs.draft import JOB_KINDS, draft_job, draft_schema, read_levels
+from dpdask.jobs.inputs import Input
+from dpdask.jobs.spec import load_job
 
 SECRET = "Zebulon"
 TABLE = pa.table(
@@ -54,8 +56,33 @@ TABLE = pa.table(
 )
 
 
+def proposals(text):
+    """What each column of a draft could be: the mappings in its comment."""
+    dropped = yaml.safe_load(text)["columns"]
+    assert all(column == {"role": "drop"} for column in dropped.values())
+    lines = text.split("columns:\n")[1].splitlines()
+    assert len(lines) == len(dropped)  # one line a column
+    found = (
+        re.findall(r"\{role: privatise.*?\}", line.split(" {role: drop}  # ")[1]) for line in lines
+    )
+    return {
+        name: [yaml.safe_load(each) for each in proposed]
+        for name, proposed in zip(dropped, found, strict=True)
+    }
+
+
 def draft(path, **more):
-    return dict(yaml.safe_load(draft_schema(Input(path=str(path), **more)))["columns"])
+    return proposals(draft_schema(Input(path=str(path), **more)))
+
+
+def one(kind, **domain):
+    return [{"role": "privatise", "kind": kind, **domain}]
+
+
+def turn_on(text):
+    """A draft with each column turned on that has a proposal, as a person would, the first of several."""
+    on = re.sub(r"\{role: drop\}  # [^{\n]*(\{role: privatise.*?\}).*", r"\1", text)
+    return on.replace("bounds: TODO", "bounds: [0, 1000]")
 
 
 @pytest.fixture
@@ -64,38 +91,103 @@ def file(tmp_path):
     return tmp_path / "part-0.parquet"
 
 
-def test_what_types_tell_is_filled_in_and_the_rest_is_left(file):
+def test_every_column_is_dropped_and_says_what_it_could_be(file):
     found = draft(file)
     assert list(found) == TABLE.column_names
-    assert found["userId"] == {
-        "role": "TODO",
-        "kind": "TODO",
-        "bounds": "TODO",
-    }  # its flag says that it holds no nulls
-    assert (
-        found["price"]
-        == found["day"]
-        == {"role": "TODO", "kind": "continuous", "bounds": "TODO", "nulls": "TODO"}
-    )
-    assert found["vip"] == {
-        "role": "TODO",
-        "kind": "categorical",
-        "levels": [False, True],
-        "nulls": "TODO",
-    }
+    assert found["userId"] == found["tags"] == []
+    assert found["age"] == one("continuous", bounds="ages", nulls="level")
+    assert found["price"] == found["day"] == one("continuous", bounds="TODO", nulls="level")
+    assert found["vip"] == one("categorical", levels=[False, True], nulls="level")
     assert (
         found["no"]
         == found["genre"]
-        == {"role": "TODO", "kind": "categorical", "levels": "TODO", "nulls": "TODO"}
+        == one("categorical", levels="discover", other="other", nulls="level")
     )
-    assert found["fee"]["kind"] == "continuous"
-    assert found["tags"] == {"role": "TODO"}
+    assert found["fee"] == one("continuous", bounds="TODO", nulls="level")
     text = draft_schema(Input(path=str(file)))
+    hint = "by its name an identifier: leave it, or name it as the `unit` of a job"
+    assert f"  userId: {{role: drop}}  # int64; {hint}\n" in text
+    assert '  "no": {role: drop}  # string: ' in text
+    assert "; its type cannot be privatised\n" in text
+
+
+@pytest.mark.parametrize(
+    ("type_", "expected"),
+    [
+        (
+            pa.int32(),
+            {
+                "": ["user_id", "CustNbr", "orderNo", "house_number", "PersonID", "phone"],
+                "categorical, levels: discover, other: -1": ["ZipCode", "zip", "diag_cd", "NAICS"],
+                "discrete, levels: months": ["Month", "birth_month"],
+                "discrete, levels: days_of_month": ["DayofMonth", "day_of_month"],
+                "discrete, levels: weekdays": ["DayOfWeek", "dow"],
+                "discrete, levels: hours": ["hour", "dep_hour"],
+                "continuous, bounds: ages": ["AGE", "patient_age"],
+                "continuous, bounds: [1900, 2100]": ["year", "BirthYear"],
+                "categorical, levels: 0..1": ["is_host_login", "consent_flag"],
+                "continuous, bounds: TODO": ["count", "education-num", "pages", "storage"],
+            },
+        ),
+        (
+            pa.float64(),
+            {
+                "continuous, bounds: latitudes": ["lat", "pickup_latitude"],
+                "continuous, bounds: longitudes": ["lng", "Longitude"],
+                "continuous, bounds: percentages": ["pct", "percent"],
+                "continuous, bounds: shares": ["serror_rate", "share"],
+                "continuous, bounds: TODO": ["price", "flat", "month"],
+            },
+        ),
+        (
+            pa.string(),
+            {
+                "": ["email", "lastName", "name", "passport"],
+                "categorical, levels: iso_countries": ["country", "native-country"],
+                "categorical, levels: us_states": ["state", "homeState"],
+                "categorical, levels: sexes": ["Sex", "gender"],
+                "categorical, levels: month_names": ["month"],
+                "categorical, levels: weekday_names": ["weekday"],
+                "categorical, levels: icd10_chapters": ["icd_chapter"],
+                "categorical, levels: discover, other: other": ["zip", "status", "estate", "class"],
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_names_and_types_propose_domains(type_, expected, tmp_path):
+    for told, names in expected.items():
+        schema = pa.schema([pa.field(name, type_, nullable=False) for name in names])
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.parquet"
+        pq.write_table(schema.empty_table(), path)
+        proposed = yaml.safe_load(f"[{{role: privatise, kind: {told}}}]") if told else []
+        assert draft(path) == dict.fromkeys(names, proposed), told
+
+
+def test_a_draft_that_is_turned_on_is_a_schema(file, tmp_path):
+    text = draft_schema(Input(path=str(file)))
+    path = tmp_path / "schema.yaml"
+    path.write_text(text)
+    ended = call_cli("validate", path)
     assert (
-        "userId:  # int64; by its name an identifier (drop it, unless it is public, or the unit of the job) or a code (give it levels)"
-        in text
+        ended.stdout
+        == "schema.yaml: a valid schema; privatises no column yet: turn on what to release\n".replace(
+            "schema.yaml", str(path)
+        )
     )
-    assert '"no":  # string\n' in text
+    path.write_text(
+        turn_on(text).replace(
+            "  day: {role: privatise, kind: continuous, bounds: [0, 1000]",
+            "  day: {role: privatise, kind: continuous, bounds: [2000-01-01, 2030-01-01]",
+        )
+    )
+    ended = call_cli("validate", path)
+    names = [name for name in TABLE.column_names if name not in ("userId", "tags")]
+    assert ended.stdout == f"{path}: a valid schema; privatises {', '.join(names)}\n"
+    path.write_text(text.replace("{role: drop}  # double: ", ""))
+    ended = call_cli("validate", path)
+    assert ended.returncode == 64
+    assert re.search(r"columns\.price\.bounds: this is still TODO", ended.stderr)
 
 
 def test_only_the_footer_is_read_and_neither_values_nor_statistics_are_looked_at(file, monkeypatch):
@@ -136,20 +228,26 @@ def test_columns_in_the_names_of_folders_are_drafted_without_their_values(tmp_pa
     pq.write_table(pa.table({"x": [1]}), folder / "a.parquet")
     text = draft_schema(Input(path=str(tmp_path / "data")))
     assert SECRET not in text
-    assert yaml.safe_load(text)["columns"]["town"] == {
-        "role": "TODO",
-        "type": "TODO",
-        "kind": "TODO",
-        "levels": "TODO",
-        "nulls": "TODO",
-    }
+    texts = {"type": "string", "kind": "categorical", "levels": "discover", "other": "other"}
+    numbers = {"type": "int32", "kind": "continuous", "bounds": "TODO"}
+    assert proposals(text)["town"] == [
+        {"role": "privatise", **each, "nulls": "level"} for each in (texts, numbers)
+    ]
 
 
 def test_of_a_csv_file_the_header_alone_is_read(tmp_path):
-    (tmp_path / "a.csv").write_bytes(f"user,x y\n{SECRET},1\n".encode() + b"\xff\xff,not utf-8\n")
+    (tmp_path / "a.csv").write_bytes(
+        f"user,x y,country,age\n{SECRET},1,,\n".encode() + b"\xff\xff,not utf-8\n"
+    )
+    either = one("continuous", bounds="TODO", nulls="level")
+    either += one("categorical", levels="discover", other="other", nulls="level")
+    country = one("categorical", levels="iso_countries", nulls="level")  # the name is enough
+    age = one("continuous", bounds="ages", nulls="level")
     assert draft(tmp_path / "a.csv") == {
-        name: {"role": "TODO", "kind": "TODO", "levels": "TODO", "nulls": "TODO"}
-        for name in ("user", "x y")
+        "user": either,
+        "x y": either,
+        "country": country,
+        "age": age,
     }
     assert SECRET not in draft_schema(Input(path=str(tmp_path / "a.csv")))
 
@@ -203,10 +301,8 @@ def test_names_may_hold_digits_and_spaces(tmp_path):
 def test_delta_and_iceberg_tables_are_drafted(tmp_path):
     rows = pa.table({"id": pa.array([1, 2], pa.int64()), "town": [SECRET, "b"]})
     write_deltalake(str(tmp_path / "delta"), rows, partition_by=["town"])
-    expected = {
-        "id": {"role": "TODO", "kind": "TODO", "bounds": "TODO", "nulls": "TODO"},
-        "town": {"role": "TODO", "kind": "categorical", "levels": "TODO", "nulls": "TODO"},
-    }
+    town = one("categorical", levels="discover", other="other", nulls="level")
+    expected = {"id": [], "town": town}
     assert draft(tmp_path / "delta", format="delta") == expected
     catalog = sql_catalog(tmp_path)
     table = catalog.create_table("db.rows", rows.schema)
@@ -216,12 +312,18 @@ def test_delta_and_iceberg_tables_are_drafted(tmp_path):
 
 def test_public_levels_are_filled_in_by_type(file, tmp_path):
     (tmp_path / "levels.csv").write_text(
-        'column,value\nage,47\nage,9\nday,2021-01-01\nday,2020-01-01\nno,"a, b"\nno,TODO\nfee,2.00\n'
+        'column,value\nage,47\nage,9\nday,2021-01-01\nday,2020-01-01\nno,"a, b"\nno,TODO\nfee,2.00\nprice,-1.5..1000\n'
     )
     levels = read_levels(str(tmp_path / "levels.csv"))
-    found = Schema.model_construct(
-        columns=yaml.safe_load(draft_schema(Input(path=str(file)), levels))["columns"]
-    ).columns
+    found = yaml.safe_load(draft_schema(Input(path=str(file)), levels))["columns"]
+    assert [name for name in found if found[name]["role"] == "privatise"] == [
+        "age",
+        "price",
+        "day",
+        "no",
+        "fee",
+    ]
+    assert found["price"]["bounds"] == [-1.5, 1000.0]
     assert found["age"]["levels"] == [9, 47]
     assert found["age"]["kind"] == "discrete"
     assert found["day"]["levels"] == [dt.date(2020, 1, 1), dt.date(2021, 1, 1)]
@@ -263,7 +365,7 @@ def test_levels_are_written_as_they_are_read_back_or_refused(type_, texts, decla
 def test_long_lists_of_levels_are_wrapped_and_read_back(file):
     levels = {"no": [f"level number {number}" for number in range(300)]}
     text = draft_schema(Input(path=str(file)), levels)
-    assert max(map(len, text.splitlines())) < 150
+    assert max(map(len, text.splitlines())) < 190
     assert yaml.safe_load(text)["columns"]["no"]["levels"] == levels["no"]
 
 
@@ -276,6 +378,8 @@ def test_long_lists_of_levels_are_wrapped_and_read_back(file):
         ),
         ("column,value\nage,old\n", "levels of 'age': not all are of the column's type int32"),
         ("column,value\nage,1\nage,1\n", "levels of 'age': a level is repeated"),
+        ("column,value\nage,9..1\n", "levels of 'age': they are no bounds of the type int32"),
+        ("column,value\nday,0..x\n", "levels of 'day': they are no bounds of the type date32"),
         ("column,value\nage\n", "line 2 has 1 fields, not 2"),
         ("age\n", "the wrong header; begin it with the line `column,value`"),
         (None, "the list of levels cannot be read"),
@@ -289,33 +393,59 @@ def test_a_wrong_list_of_levels_is_refused(file, tmp_path, content, says):
     assert says in ended.stderr
 
 
-def test_a_draft_is_written_once_and_validate_names_what_is_left(file, tmp_path):
+JOBS = {"dip": 0, "copula": 0, "marginals": 64, "histogram": 0, "interval": 64}
+
+
+def test_each_mechanism_has_a_job():
+    assert list(JOBS) == [*JOB_KINDS]
+    [option] = [each for each in cli.commands["init"].params if each.name == "mechanism"]
+    assert [*option.type.choices] == [*JOB_KINDS]
+
+
+@pytest.mark.parametrize(("kind", "code"), JOBS.items())
+def test_a_job_is_written_beside_the_schema(kind, code, tmp_path):
+    """It is valid at once; where it cannot be, one TODO is left."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "jobs").mkdir()
+    pq.write_table(TABLE.select(["vip", "age"]), tmp_path / "data" / "my people.parquet")
+    source, output = tmp_path / "data" / "my people.parquet", tmp_path / "jobs" / "people.yaml"
+    ended = call_cli("init", source, "--job", kind, "--output", output)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"{output}: 2 columns are dropped until you turn them on\n" in ended.stdout
+    output.write_text(turn_on(output.read_text()))
+    ended = call_cli("validate", tmp_path / "jobs" / "job.yaml")
+    assert ended.returncode == code, ended.stderr
+    if code:
+        [line] = ended.stderr.splitlines()
+        assert "this is still TODO" in line
+    else:
+        made = load_job(tmp_path / "jobs" / "job.yaml")
+        assert made.file.name == "my-people"
+        assert made.mechanism.spec.kind == kind
+        assert made.input_url == source.as_uri().replace("%20", " ")
+
+
+def test_relative_paths_lead_from_the_job_to_the_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert 'path": "../data/x"' in draft_job(Input(path="data/x"), "dip", "s.yaml", "jobs")
+    assert 'path": "data/x"' in draft_job(Input(path="data/x"), "dip", "s.yaml", ".")
+    assert 'path": "s3://a/b/c.csv"' in draft_job(Input(path="s3://a/b/c.csv"), "dip", "s", "jobs")
+    catalog = {"name": "lake", "uri": "http://x"}
+    iceberg = Input.model_validate({"path": "a.b", "format": "iceberg", "catalog": catalog})
+    text = draft_job(iceberg, "dip", "s.yaml", "jobs")
+    read = yaml.safe_load(text)["input"]
+    assert (read["path"], read["format"], read["catalog"]["name"]) == ("a.b", "iceberg", "lake")
+
+
+def test_drafts_are_written_once(file, tmp_path):
     output = tmp_path / "schema.yaml"
     ended = call_cli("init", str(file), "--output", str(output))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"{output}: a draft of 10 columns; " in ended.stdout
+    assert ended.stdout == f"{output}: 10 columns are dropped until you turn them on\n"
     again = call_cli("init", str(file), "--output", str(output))
     assert again.returncode == 73
     assert "this file is there already" in again.stderr
-    (tmp_path / "job.yaml").write_text(
-        f"name: j\ninput: {{path: {file}}}\noutput: {{path: {tmp_path / 'out'}}}\nschema: schema.yaml\n"
-        "privacy: {epsilon: 1.0}\nmechanism: {kind: copula, n_rows: input}\n"
-    )
-    ended = call_cli("validate", str(tmp_path / "job.yaml"))
-    assert ended.returncode == 64
-    lines = ended.stderr.splitlines()
-    assert len(lines) == len(TABLE.column_names)  # one for each column
-    first = (
-        output.read_text()
-        .splitlines()
-        .index(
-            next(line for line in output.read_text().splitlines() if line.startswith("  userId:"))
-        )
-        + 1
-    )
-    what = "role, kind and bounds are still TODO; replace TODO by a value, or remove the keys"
-    assert lines[0] == f"dpdask: schema.yaml, line {first}, columns.userId: {what}"
-    assert (
-        "columns.tags.role: this is still TODO; replace TODO by a value, or remove the key"
-        in ended.stderr
-    )
+    (tmp_path / "job.yaml").write_text("")
+    ended = call_cli("init", str(file), "--output", tmp_path / "new.yaml", "--job", "dip")
+    assert ended.returncode == 73
+    assert not (tmp_path / "new.yaml").exists()

@@ -18,6 +18,7 @@ import pytest
 from e2e.growing import rows_of
 from e2e.helpers import (
     call_cli,
+    charged_kinds,
     charging_entries,
     error_line,
     hidden,
@@ -197,7 +198,7 @@ def test_a_killed_run_gives_the_same_bytes_and_an_aborted_one_leaves_nothing(
         assert run_job(load(job)).warnings == (
             f"missing shards: 1 of {len(names)}; restore them from a copy: a new run would spend ε again",
         )
-    assert [entry.kind for entry in charging_entries(**ledger)][-2:] == ["intend", "commit"]
+    assert charged_kinds(**ledger)[-2:] == ["intend", "commit"]
 
 
 def test_every_scheduler_gives_the_same_bytes(tmp_path, source):

@@ -19,6 +19,7 @@ from e2e.helpers import (
     discrete,
     error_line,
     load,
+    make_ledger,
     processes,
     run_here,
     write_job,
@@ -28,7 +29,6 @@ from hypothesis import strategies as st
 
 import dpdask
 from dpdask.engine import partitions
-from dpdask.engine.account import open_ledger
 from dpdask.engine.partitions import split_batch
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.shards import list_manifests
@@ -256,9 +256,7 @@ def test_a_growing_table_adds_partitions(tmp_path):
 
 
 def test_what_is_not_kept_is_no_partition(tmp_path, source):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(url).init("ratings", 4.0)
-    ledger = {"url": url, "dataset": "ratings"}
+    ledger = make_ledger(tmp_path, "ratings", 4.0)
     for by, changes in (
         (["r"], {}),
         (["nowhere"], {}),
@@ -288,15 +286,13 @@ def test_what_is_not_kept_is_no_partition(tmp_path, source):
     made = written(tmp_path, source, ["f"], schema={**SCHEMA, "f": {"role": "keep"}}, ledger=ledger)
     with pytest.raises(SpecError, match="a column of double cannot be a partition column"):
         run_here(made)
-    assert charging_entries(url, "ratings") == []
+    assert charging_entries(**ledger) == []
 
 
 def test_too_many_partitions_and_empty_texts_are_refused_before_the_charge(
     tmp_path, source, place, catalog, monkeypatch
 ):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(url).init("ratings", 8.0)
-    ledger = {"url": url, "dataset": "ratings"}
+    ledger = make_ledger(tmp_path, "ratings", 8.0)
     monkeypatch.setattr(partitions, "MAX_PARTITIONS", 899)
     made = written(tmp_path, source, ["n"], ledger=ledger)
     with pytest.raises(DataError, match="'n': its values would make more than 899 partitions"):
@@ -306,7 +302,7 @@ def test_too_many_partitions_and_empty_texts_are_refused_before_the_charge(
     made = written(tmp_path, source, ["city"], ledger=ledger)
     with pytest.raises(DataError, match="reads an empty text back as null"):
         run_here(made)
-    assert charging_entries(url, "ratings") == []
+    assert charging_entries(**ledger) == []
     assert not (tmp_path / ".out.dpdask").exists()
     options = {"output__format": "iceberg", "output__table": "db.t", "output__catalog": place}
     made = written(

@@ -82,7 +82,7 @@ def test_a_card_names_its_release_and_those_before_it(tmp_path, source, url):
         {"id": first.release.id, "epsilon": 1.0, "delta": 0.0}
     ]
     page = (tmp_path / "second" / "out" / "_dpdask" / "release.html").read_text()
-    assert "Issued by The office." in page
+    assert "Issued by The office" in page
     assert "this one and 1 earlier" in page
 
 

@@ -14,6 +14,7 @@ import pytest
 from e2e.helpers import (
     LEVELS,
     call_cli,
+    charged_kinds,
     charging_entries,
     digests,
     discrete,
@@ -21,13 +22,13 @@ from e2e.helpers import (
     hidden,
     lake,
     load,
+    make_ledger,
     run_here,
     write_job,
 )
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
-from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io import storage, table_logs
 from dpdask.io.shards import Shard, list_manifests
@@ -70,12 +71,6 @@ def commit_shards(folder, release="r", n_shards=1, mode="append", rows=10):
         for place in range(n_shards)
     ]
     DeltaLog(folder).commit(Commit(release, 7, shards, TYPES, {}, mode))
-
-
-def ledger_of(tmp_path):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(url).init("ratings", 9.0)
-    return {"url": url, "dataset": "ratings"}
 
 
 def write_iceberg(folder, source, out, place, mode="error", **changes):
@@ -213,7 +208,7 @@ def test_other_engines_read_the_bytes_of_a_folder(table, source, out, tmp_path):
 
 
 def test_a_table_is_appended_to_and_overwritten(table, source, out, tmp_path):
-    ledger = ledger_of(tmp_path)
+    ledger = make_ledger(tmp_path)
     jobs = [
         table.write(tmp_path / name, source, "append", name=name, ledger=ledger)
         for name in ("one", "two")
@@ -228,7 +223,7 @@ def test_a_table_is_appended_to_and_overwritten(table, source, out, tmp_path):
     assert status(out.as_uri()).n_shards == sum(
         len(outcome.manifest.shards) for outcome in outcomes
     )
-    assert [entry.kind for entry in charging_entries(**ledger)] == ["intend", "commit"] * 2
+    assert charged_kinds(**ledger) == ["intend", "commit"] * 2
     assert all(audit_job(load(job), n_runs=1000)["sound"] for job in jobs)
     third = table.write(tmp_path / "three", source, "overwrite", name="three")
     assert {shard.name for shard in run_here(third).manifest.shards} == table.files()
@@ -245,12 +240,12 @@ def test_a_release_is_known_when_its_commit_is_gone(table, source, tmp_path):
 
 
 def test_drivers_race_for_one_table(table, drivers, source, out, tmp_path):
-    ledger = ledger_of(tmp_path)
+    ledger = make_ledger(tmp_path)
     for number, mode in enumerate(("error", "append"), start=1):
         codes = drivers.race(3, "run", table.write(tmp_path / mode, source, mode, ledger=ledger))
         assert set(codes) <= {0, TemporaryError.exit_code}
         assert 0 in codes
-        assert [entry.kind for entry in charging_entries(**ledger)] == ["intend", "commit"] * number
+        assert charged_kinds(**ledger) == ["intend", "commit"] * number
         assert len(table.about()) == number
         assert {
             shard.name for each in list_manifests(Folder(out.as_uri())) for shard in each.shards
@@ -296,7 +291,7 @@ def test_types_that_a_table_does_not_know_are_refused_before_anything_is_charged
 ):
     schema, ledger = (
         rows_with(tmp_path, table.unknown[number % len(table.unknown)]),
-        ledger_of(tmp_path),
+        make_ledger(tmp_path),
     )
     job = table.write(tmp_path / "job", tmp_path / "rows.parquet", ledger=ledger, schema=schema)
     for verb in (run_here, lambda job: plan_job(load(job))):
@@ -355,7 +350,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_charged(
     table, misfit, source, out, tmp_path
 ):
     table.make(MISFITS[misfit])
-    ledger = ledger_of(tmp_path)
+    ledger = make_ledger(tmp_path)
     schema = {
         "userId": {"role": "keep", "type": "int64"},
         "rating": discrete(LEVELS, type="float64"),
@@ -512,7 +507,7 @@ def test_a_writer_feature_that_is_not_known_is_refused(feature, source, out, tmp
         }
     }
     (out / "_delta_log" / f"{1:020}.json").write_text(json.dumps(protocol) + "\n")
-    place = ledger_of(tmp_path)
+    place = make_ledger(tmp_path)
     with pytest.raises(OutputError, match="features"):
         run_here(
             write_delta(tmp_path / "second", source, out, "append", name="second", ledger=place)
@@ -560,7 +555,7 @@ def test_a_plan_warns_of_rows_that_are_released_again(source, out, tmp_path):
     assert warning.startswith("output.mode append: ")
     assert "ε = 4.0 again" in warning
     assert warnings("once") == []
-    assert warnings("ledger", mode="append", ledger=ledger_of(tmp_path)) == []
+    assert warnings("ledger", mode="append", ledger=make_ledger(tmp_path)) == []
 
 
 def test_a_log_that_may_not_be_read_is_not_an_empty_one(open_store, monkeypatch):
@@ -698,7 +693,10 @@ def test_the_key_of_names_in_a_store_is_where_run_keys_are(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     url = f"sqlite:///{tmp_path}/ledger.db"
     assert (
-        call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
+        call_cli(
+            "ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9", "--delta", "0"
+        ).returncode
+        == 0
     )
     ledger = {"ledger": {"url": url, "dataset": "d"}} if has_ledger else {}
     with open_store("radosgw") as store:

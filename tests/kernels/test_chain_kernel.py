@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from dpdask.kernels import chain
 from dpdask.kernels.chain import build, find_slots, find_values, grid
@@ -60,7 +61,7 @@ def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows, value
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(columns):
-    rows = np.random.default_rng(columns).integers(0, 3, (40, columns)).astype(float)
+    rows = default_rng(columns).integers(0, 3, (40, columns)).astype(float)
     edges = np.linspace(0, 1, 8)
     masses = {}
     for left_out in range(len(rows)):
@@ -137,7 +138,7 @@ def test_the_largest_numbers_have_room():
 
 @pytest.mark.parametrize("skewed", [False, True])
 def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed):
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     counts = (
         2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)
     ).astype(np.int64)
@@ -160,7 +161,7 @@ def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed):
     "n_values", [3, 1000, 2**40], ids=["cells", "sorted", "too many codes for a word"]
 )
 def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n_values):
-    rng = np.random.default_rng(n_values)
+    rng = default_rng(n_values)
     records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
     records[:, 0] -= n_values < 2**40  # a number below 0 is no code
     counts, groups = rng.integers(1, 9, len(records)), np.repeat(rng.permutation(2000) % 7, 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from dpdask.kernels import channel as kernel
 
@@ -37,7 +38,7 @@ def test_uniform_laplace_quantile_inverts_the_cdf(b):
     x = np.linspace(0.01, 0.99, 50)
     c = x + b * math.exp(-1 / (2 * b)) * np.sinh((0.5 - x) / b)
     slope = -b * np.exp(-1 / (2 * b)) * np.cosh((0.5 - x) / b) / b + 1
-    np.testing.assert_allclose(
+    assert_allclose(
         kernel.uniform_laplace_quantile(c, b), x, rtol=0, atol=float(np.max(4e-16 / slope))
     )
     ends = kernel.uniform_laplace_quantile(np.array([0.0, 1.0]), b)
@@ -56,7 +57,7 @@ def test_integer_weights_sum_exactly_to_their_total_and_stay_near(rows):
     channel = np.array(rows)
     weights = kernel.integer_weights(channel)
     assert [sum(row) for row in weights.tolist()] == [2**63] * len(rows)
-    np.testing.assert_allclose(weights / 2.0**63, channel, rtol=0, atol=1e-15)
+    assert_allclose(weights / 2.0**63, channel, rtol=0, atol=1e-15)
 
 
 def test_exact_epsilon_of_known_ratios_is_rounded_up_at_the_fiftieth_digit():
@@ -96,14 +97,14 @@ def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess):
     weights = kernel.repair_weights(channel, p, epsilon)
     assert before > Decimal(epsilon) >= kernel.exact_epsilon(weights)
     assert np.abs(weights / 2.0**63 - channel).max() <= 4 * excess
-    np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
+    assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
 
 
 def test_repaired_weights_mend_an_infinite_exact_epsilon():
     p = np.array([0.25, 0.75])
     weights = kernel.repair_weights(np.eye(2), p, 2.0)
     assert kernel.exact_epsilon(weights) <= 2
-    np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
+    assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
 
 
 def reconstructed(thresholds, aliases):

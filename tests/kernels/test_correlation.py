@@ -27,13 +27,14 @@ def noisy(n, noise, seed):
 def projected(matrix, floor, steps):
     """Higham's alternating projections with Dykstra's correction, as published: the oracle."""
     current, correction = matrix.copy(), np.zeros_like(matrix)
+    diagonal = np.diagonal(matrix).copy()
     for _ in range(steps):
         moved = current - correction
         values, vectors = np.linalg.eigh(moved)
         inside = (vectors * np.maximum(values, floor)) @ vectors.T
         correction = inside - moved
         current = inside.copy()
-        np.fill_diagonal(current, 1)
+        np.fill_diagonal(current, diagonal)
     return current
 
 
@@ -60,6 +61,19 @@ def test_it_agrees_with_alternating_projections(seed, floor):
     found = nearest_correlation(given, floor=floor, tolerance=1e-11)
     assert found.n_iterations > 0
     assert_allclose(found.matrix, projected(given, floor, 3000), atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wanted_diagonal_is_kept(seed):
+    rng, given = np.random.default_rng(seed), noisy(12, 0.3, seed)
+    diagonal = rng.uniform(0.05, 1.0, 12)
+    np.fill_diagonal(given, diagonal)
+    found = nearest_correlation(given, floor=0.01, tolerance=1e-11, diagonal=diagonal)
+    assert found.n_iterations > 0
+    assert (np.diagonal(found.matrix) == diagonal).all()
+    assert_allclose(found.matrix, projected(given, 0.01, 4000), atol=1e-6)
+    again = nearest_correlation(found.matrix, floor=0.01, diagonal=diagonal)
+    assert again.n_iterations == 0
 
 
 @given(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from scipy.optimize import linear_sum_assignment
 
 from dpdask.kernels.decode import calibrate, calibrate_groups, decode, quotas
@@ -41,7 +42,7 @@ def counted(chosen, groups, shape):
     st.sampled_from([None, 0.0, np.nextafter(1.0, 0.0)]),
 )
 def test_quotas_sum_to_the_rows_and_are_less_than_one_off(seed, n_groups, n_levels, most, uniform):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     probabilities, rows = shares(rng, n_groups, n_levels), rng.integers(0, most + 1, n_groups)
     found = quotas(
         probabilities, rows, rng.random(n_groups) if uniform is None else np.full(n_groups, uniform)
@@ -55,7 +56,7 @@ def test_quotas_sum_to_the_rows_and_are_less_than_one_off(seed, n_groups, n_leve
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_expectation_over_uniforms_is_what_is_asked_for(seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     probabilities, rows, steps = shares(rng, 3, 7), np.array([1, 17, 400]), 2000
     found = (
         sum(
@@ -72,7 +73,7 @@ def test_the_expectation_over_uniforms_is_what_is_asked_for(seed):
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 2, 7, 60, 400]))
 def test_every_groups_quotas_are_kept_exactly(seed, n_groups, n_levels, n):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     probabilities, groups = (
         shares(rng, n_groups, n_levels),
         rng.integers(0, n_groups, n).astype(np.uint16),
@@ -106,7 +107,7 @@ def test_ties_everywhere_are_settled_too(value):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_without_a_surplus_each_row_takes_its_best_level(seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     n_groups, n_levels, n = 3, int(rng.integers(1, 8)), 600
     utilities, offsets, groups = (
         normal(rng, n_levels, n),
@@ -134,7 +135,7 @@ def test_the_total_utility_is_near_the_best_assignments(n_levels, calibrated, sl
     """As a part of what the best assignment is better than a random one, whose utility is 0 in the mean."""
     best = found = 0.0
     for seed in range(8):
-        rng = np.random.default_rng(seed)
+        rng = default_rng(seed)
         n = 250
         utilities, probabilities = (
             normal(rng, n_levels, n),
@@ -156,7 +157,7 @@ def test_the_total_utility_is_near_the_best_assignments(n_levels, calibrated, sl
 @pytest.mark.parametrize("n_levels", [1, 2, 3, 8, 30])
 @pytest.mark.parametrize("seed", range(3))
 def test_after_calibration_the_best_levels_come_as_often_as_asked(n_levels, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     n = 4000
     utilities, wanted = normal(rng, n_levels, n), rng.dirichlet(np.full(n_levels, 1.0))
     offsets = calibrate(utilities, wanted, np.zeros(n_levels, dtype=np.float32))
@@ -166,7 +167,7 @@ def test_after_calibration_the_best_levels_come_as_often_as_asked(n_levels, seed
 
 
 def test_groups_are_calibrated_apart_and_an_empty_one_stays():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     n, probabilities = 6000, np.array([[0.8, 0.1, 0.1], [1 / 3, 1 / 3, 1 / 3], [0.05, 0.05, 0.9]])
     utilities, groups = normal(rng, 3, n), rng.choice(np.array([0, 2], dtype=np.uint16), n)
     start = normal(rng, 3, 3)

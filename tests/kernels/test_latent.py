@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from dpdask.kernels.correlation import (
     BLOCK_ROWS,
@@ -17,7 +18,7 @@ SIZES = [*range(1, 11), 33]
 
 
 def words(seed, n):
-    return np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
+    return default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
 
 
 def polar(half):
@@ -36,7 +37,7 @@ def drawn(factor, raw, before=np.nan):
 
 
 def factor_of(size, seed=3):
-    square = np.random.default_rng(seed).normal(size=(size, 2 * size))
+    square = default_rng(seed).normal(size=(size, 2 * size))
     return np.linalg.cholesky(np.corrcoef(square).reshape(size, size)).astype(np.float32)
 
 
@@ -111,7 +112,7 @@ def test_blocks_are_written_side_by_side_and_touch_nothing_else():
 
 
 def test_a_thinned_factor_changes_correlations_by_little_and_is_thin():
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     loadings = np.kron(np.eye(12), np.ones((10, 1))) * 0.7 + 0.02 * rng.normal(size=(120, 12))
     wanted = loadings @ loadings.T
     np.fill_diagonal(wanted, 1.0)

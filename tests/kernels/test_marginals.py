@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from dpdask.kernels import marginals as kernel
 
@@ -64,7 +65,7 @@ def test_all_pairs_equal_pandas_crosstab(sizes, n_rows, seed, dtype):
     codes = random_codes(sizes, n_rows, seed, dtype)
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
     for table, expected in zip(found, all_crosstabs(codes, sizes), strict=True):
-        np.testing.assert_array_equal(table, expected)
+        assert_array_equal(table, expected)
 
 
 def test_more_rows_of_bits_than_a_panel_equal_a_matrix_product():
@@ -79,7 +80,7 @@ def test_more_rows_of_bits_than_a_panel_equal_a_matrix_product():
     ends = np.cumsum([0, *sizes])
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
     for table, (a, b) in zip(found, combinations(range(n_binary), 2), strict=True):
-        np.testing.assert_array_equal(table, product[ends[a] : ends[a + 1], ends[b] : ends[b + 1]])
+        assert_array_equal(table, product[ends[a] : ends[a + 1], ends[b] : ends[b + 1]])
 
 
 @pytest.mark.parametrize("cells", [0, 3, 10_000])
@@ -98,7 +99,7 @@ def test_every_way_of_counting_agrees(cells, tally_cells, monkeypatch):
         monkeypatch.setattr(kernel, name, getattr(kernel, name).py_func)
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
     for table, expected in zip(found, all_crosstabs(codes, sizes), strict=True):
-        np.testing.assert_array_equal(table, expected)
+        assert_array_equal(table, expected)
 
 
 @given(
@@ -119,7 +120,7 @@ def test_a_clique_equals_numpy_of_its_raveled_codes(sizes, n_rows, seed, data):
     expected = np.bincount(keys, minlength=int(np.prod(shape)))
     found = kernel.count_clique(codes, as_sizes(sizes), clique)
     assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, expected)
+    assert_array_equal(found, expected)
 
 
 def test_a_refused_batch_leaves_the_output_untouched():

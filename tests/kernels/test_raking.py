@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from dpdask.kernels.raking import rake, resample, solve_cells
 
@@ -92,7 +93,7 @@ def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
 @pytest.mark.parametrize("strength", [1e-4, 0.01, 10.0])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_weights_are_those_of_plain_numpy(strength, dtype):
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     pool, targets, order = drawn(rng, 997, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 3)
     strengths = strength * np.linspace(0.5, 2.0, len(TABLES))
     found = rake(pool.astype(dtype), SIZES, TABLES, STARTS, targets, TOTAL, strengths, order)
@@ -102,7 +103,7 @@ def test_weights_are_those_of_plain_numpy(strength, dtype):
 @pytest.mark.parametrize("total", [112_407_258.7, 2_570_975_398.7])
 def test_many_equal_weights_are_summed_exactly(total):
     shares, n = np.array([0.97, 0.01, 0.01, 0.01]), 2**17 + 3
-    cell = np.random.default_rng(3).choice(4, size=n, p=shares)
+    cell = default_rng(3).choice(4, size=n, p=shares)
     codes, sizes, table = (
         np.stack([cell // 2, cell % 2]).astype(np.uint8),
         np.array([2, 2]),
@@ -122,7 +123,7 @@ def test_many_equal_weights_are_summed_exactly(total):
 
 
 def test_a_cell_that_the_pool_lacks_does_no_harm():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     pool = drawn(rng, 3000)
     pool[0, pool[0] == 2] = 1
     weights = rake(

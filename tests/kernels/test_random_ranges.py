@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 from scipy import special
 
 from dpdask.kernels.ranges import (
@@ -59,8 +60,8 @@ def test_a_partition_agrees_with_sorting(distribution, n_anchors, lattice):
     anchors = np.sort(np.floor(anchors) if lattice else anchors, axis=1)
     ends = np.column_stack([np.full(N_ROWS, -np.inf), anchors, np.full(N_ROWS, np.inf)])
     index = (anchors < values[:, None]).sum(axis=1)
-    np.testing.assert_allclose(lower, ends[np.arange(N_ROWS), index], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(upper, ends[np.arange(N_ROWS), index + 1], rtol=1e-9, atol=1e-9)
+    assert_allclose(lower, ends[np.arange(N_ROWS), index], rtol=1e-9, atol=1e-9)
+    assert_allclose(upper, ends[np.arange(N_ROWS), index + 1], rtol=1e-9, atol=1e-9)
 
 
 @given(
@@ -99,7 +100,7 @@ def test_the_bound_on_a_probability_holds(some, others):
     assert (bound <= true + 1e-12).all()
     assert (bound >= true - 2.0 / N_CELLS).all()
     open_ended = at_least(np.array([-np.inf, -np.inf, 0.0]), np.array([np.inf, 0.0, np.inf]), cdf)
-    np.testing.assert_allclose(open_ended, [1.0, 0.5, 0.5], atol=1.0 / N_CELLS)
+    assert_allclose(open_ended, [1.0, 0.5, 0.5], atol=1.0 / N_CELLS)
 
 
 @pytest.mark.parametrize("either", [True, False])

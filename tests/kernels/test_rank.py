@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from kernels.rank_cells import cell_interval
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 from scipy import stats
+from strategies import random_words
 
 from dpdask.kernels import rank
 from dpdask.kernels import rank as cdf_kernel
@@ -98,10 +101,8 @@ def test_uniform_ranks_are_released_uniform(n_cells, epsilon):
     drawn = np.array([float(Fraction(int(weight), total)) for weight in weights])
     intervals = clamped_intervals(noise)
     truncated = math.exp(-noise.rate * 256 ** len(noise.weights))
-    np.testing.assert_allclose(
-        intervals[:, 1] - intervals[:, 0], drawn, rtol=0, atol=1e-12 + truncated
-    )
-    np.testing.assert_allclose(intervals[1:, 0], intervals[:-1, 1], rtol=0, atol=1e-14)
+    assert_allclose(intervals[:, 1] - intervals[:, 0], drawn, rtol=0, atol=1e-12 + truncated)
+    assert_allclose(intervals[1:, 0], intervals[:-1, 1], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e-7, 16.001, math.inf, math.nan])
@@ -136,7 +137,7 @@ def test_first_knot_equals_searchsorted(knots, others):
 def references(draw):
     """Random knots of a continualised cdf: real or lattice, with or without atoms and null mass."""
     lattice = draw(st.booleans())
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rng = default_rng(draw(st.integers(0, 2**32)))
     values = rng.integers(-20, 60, size=draw(st.integers(0, 25))).astype(float) * (
         1.0 if lattice else 0.37
     )
@@ -206,7 +207,7 @@ def test_rank_interval_is_the_jump_the_step_or_the_piece_that_a_value_stands_for
 def test_value_at_is_the_quantile_of_the_continualised_cdf(reference, seed):
     x, c, lattice = reference
     guide = guide_of(c)
-    ranks = np.random.default_rng(seed).uniform(c[0], 1.0, size=20)
+    ranks = default_rng(seed).uniform(c[0], 1.0, size=20)
     for u in [*ranks, *c[c > c[0]]]:
         value = cdf_kernel.value_at(u, x, c, guide, lattice)
         assert cdf(value, x, c, "right") >= u - 1e-12
@@ -226,9 +227,7 @@ def test_value_at_is_the_quantile_of_the_continualised_cdf(reference, seed):
 def released(values, x, c, epsilon, *, lattice=False, is_null=None, seed=3):
     noise = rank.rank_noise(epsilon)
     is_null = np.zeros(len(values), dtype=bool) if is_null is None else is_null
-    words = np.random.default_rng(seed).integers(
-        0, 2**64, size=(len(values), rank.words_per_row(noise)), dtype=np.uint64
-    )
+    words = random_words(default_rng(seed), len(values), rank.words_per_row(noise))
     return rank.privatise(
         values, is_null, words, x, c, noise, alias_tables(noise.weights), lattice=lattice
     )
@@ -236,7 +235,7 @@ def released(values, x, c, epsilon, *, lattice=False, is_null=None, seed=3):
 
 @pytest.mark.parametrize("epsilon", [0.05, 8.0])
 def test_rows_of_the_reference_are_released_with_its_distribution(epsilon):
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     found, counts = np.unique(np.round(np.exp(rng.normal(size=20_000)), 3), return_counts=True)
     x, c = ecdf.continualise(found, counts.astype(float), NOTHING, NOTHING, 0.0, None)
     out, is_null = released(rng.choice(found, size=200_000, p=counts / counts.sum()), x, c, epsilon)
@@ -267,9 +266,9 @@ def by_hand(value, words, noise, tables):
 def test_every_word_is_read_once_and_as_documented(epsilon):
     line, noise, n = np.array([0.0, 1.0]), rank.rank_noise(epsilon), 20_000
     tables = alias_tables(noise.weights)
-    rng = np.random.default_rng(12)
+    rng = default_rng(12)
     values = rng.random(n)
-    words = rng.integers(0, 2**64, size=(n, rank.words_per_row(noise)), dtype=np.uint64)
+    words = random_words(rng, n, rank.words_per_row(noise))
     out, _ = rank.privatise(
         values, np.zeros(n, bool), words, line, line, noise, tables, lattice=False
     )
@@ -278,7 +277,7 @@ def test_every_word_is_read_once_and_as_documented(epsilon):
         by_hand(value, row, noise, lists)
         for value, row in zip(values.tolist(), words.tolist(), strict=True)
     ]
-    np.testing.assert_allclose(out, expected, rtol=1e-13, atol=0)
+    assert_allclose(out, expected, rtol=1e-13, atol=0)
 
 
 def test_a_released_number_never_passes_the_largest_knot_by_rounding():
@@ -293,7 +292,7 @@ def test_whole_numbers_are_released_whole_and_exact_inside_the_observed_range_at
     found, counts = top - np.arange(9.0, -1.0, -1.0), np.array([5, 20, 3, 10, 12, 20, 8, 15, 1, 6])
     x, c = ecdf.continualise(found, counts / 1.0, NOTHING, NOTHING, None, 1.0)
     out, _ = released(
-        np.random.default_rng(1).choice(found, size=100_000, p=counts / 100),
+        default_rng(1).choice(found, size=100_000, p=counts / 100),
         x,
         c,
         2.0,

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from scipy import special, stats
 
 from dpdask.kernels import places as kernel
@@ -15,7 +16,7 @@ SIZE = len(CUTS) - 1
 
 def scores_of(n=N, others=0):
     """Rows of two normal scores with correlation R, and independent ones."""
-    rng = np.random.default_rng(5)
+    rng = default_rng(5)
     first, rest = rng.normal(size=n), rng.normal(size=(1 + others, n))
     return np.stack([first, R * first + np.sqrt(1 - R * R) * rest[0], *rest[1:]])
 
@@ -41,7 +42,7 @@ def drawn(codes, matrix, lows=None, highs=None):
         partners,
         weights,
         np.diag(precision) ** -0.5,
-        np.random.default_rng(7).integers(0, 2**64, (n, n_columns), dtype=np.uint64),
+        default_rng(7).integers(0, 2**64, (n, n_columns), dtype=np.uint64),
         out,
     )
     cells = np.arange(n_columns)[:, None] * (len(lows) // n_columns) + codes
@@ -57,7 +58,7 @@ def joined(n_columns, r=R):
 
 
 def test_the_table_is_the_normal_distribution_and_has_the_same_bits_everywhere():
-    x = np.random.default_rng(1).uniform(-8.5, 8.5, 5000)
+    x = default_rng(1).uniform(-8.5, 8.5, 5000)
     found = np.array([kernel.normal_cdf(each) for each in x])
     np.testing.assert_allclose(found, special.ndtr(x), atol=3e-6)
     inside = np.abs(x) < 5
@@ -113,7 +114,7 @@ def test_a_cell_without_probability_has_places_too():
 
 
 def test_places_are_spread_evenly_in_their_order():
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     codes = rng.integers(0, 3, 50_000).astype(np.uint16)
     codes[:1] = 4
     before = (rng.beta(4, 2, len(codes)) * 2.0**32).astype(np.uint32)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from dpdask.kernels.marginals import (
     estimate,
@@ -55,7 +57,7 @@ def shrunken(tables, noisy, sigma=SIGMA):
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_pure_noise_is_taken_out_and_only_the_right_sigma_does_so(m, n):
-    rng = np.random.default_rng(m * n)
+    rng = default_rng(m * n)
     rows, columns = margins(rng, 400, m, n)
     flat = independence(rows, columns, TOTAL)
     noisy = noised(rng, flat)
@@ -76,7 +78,7 @@ def test_pure_noise_is_taken_out_and_only_the_right_sigma_does_so(m, n):
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("strength", [0.0, 1.0, 2.0, 4.0, 16.0])
 def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(m, n, strength):
-    rng = np.random.default_rng(int(m * n + strength))
+    rng = default_rng(int(m * n + strength))
     truth = dependent(rng, 300, m, n, strength * (math.sqrt(m - 1) + math.sqrt(n - 1)))
     noisy = noised(rng, truth)
     error = square(shrunken(truth, noisy) - truth)
@@ -90,14 +92,14 @@ def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(
 
 
 def test_transposing_commutes_the_total_is_believed_and_no_noise_changes_nothing():
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     truth = dependent(rng, 5, 4, 9, 60.0)
     noisy = noised(rng, truth)
     found = shrunken(truth, noisy)
     back = shrunken(truth.transpose(0, 2, 1), noisy.transpose(0, 2, 1))
-    np.testing.assert_allclose(back.transpose(0, 2, 1), found, rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(found.sum(axis=(1, 2)), TOTAL, rtol=1e-9)
-    np.testing.assert_allclose(shrunken(truth, truth, 1e-9), truth, rtol=1e-9)
+    assert_allclose(back.transpose(0, 2, 1), found, rtol=1e-9, atol=1e-6)
+    assert_allclose(found.sum(axis=(1, 2)), TOTAL, rtol=1e-9)
+    assert_allclose(shrunken(truth, truth, 1e-9), truth, rtol=1e-9)
 
 
 # The choice between the two estimates
@@ -118,7 +120,7 @@ def diagonal(rng, k, size):
 
 
 def test_a_diagonal_takes_the_projection_and_low_rank_takes_the_shrinkage():
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     cases = {"diagonal": diagonal(rng, 100, 16), "low rank": dependent(rng, 100, 16, 16, 30.0)}
     errors = {}
     for name, truth in cases.items():
@@ -138,7 +140,7 @@ def test_a_diagonal_takes_the_projection_and_low_rank_takes_the_shrinkage():
 def test_the_divergences_are_those_of_the_maps(m, n):
     """Against the derivative along every centred direction, by differences."""
     m, n = min(m, n), max(m, n)
-    rng = np.random.default_rng(m + 31 * n)
+    rng = default_rng(m + 31 * n)
     truth = dependent(rng, 1, m, n, 1.5 * (math.sqrt(m - 1) + math.sqrt(n - 1)))
     flat = (
         independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL) * 0.02
@@ -176,12 +178,12 @@ def test_the_divergences_are_those_of_the_maps(m, n):
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, m, n):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     rows, columns = margins(rng, k, m, n)
     raked = rake(noised(rng, independence(rows, columns, TOTAL)), rows, columns)
     assert (raked >= 0).all()
-    np.testing.assert_allclose(raked.sum(axis=2), rows, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(raked.sum(axis=1), columns, rtol=0, atol=1e-5 * TOTAL)
+    assert_allclose(raked.sum(axis=2), rows, rtol=1e-9, atol=1e-9)
+    assert_allclose(raked.sum(axis=1), columns, rtol=0, atol=1e-5 * TOTAL)
     slack = 1e-5 * TOTAL
     low, high = (
         rows[:, :, None] + columns[:, None, :] - TOTAL,
@@ -192,16 +194,16 @@ def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, 
 
 
 def test_raking_keeps_a_table_that_has_its_margins_and_every_odds_ratio_otherwise():
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     table = rng.gamma(2.0, 100.0, size=(1, 3, 4))
-    np.testing.assert_allclose(rake(table, table.sum(axis=2), table.sum(axis=1)), table, rtol=1e-6)
+    assert_allclose(rake(table, table.sum(axis=2), table.sum(axis=1)), table, rtol=1e-6)
     rows, columns = (table.sum() * rng.dirichlet(np.full(size, 5.0), 1) for size in (3, 4))
     raked = rake(table, rows, columns)
 
     def odds(given):
         return given[0, :-1, :-1] * given[0, 1:, 1:] / (given[0, :-1, 1:] * given[0, 1:, :-1])
 
-    np.testing.assert_allclose(odds(raked), odds(table), rtol=1e-6)
+    assert_allclose(odds(raked), odds(table), rtol=1e-6)
 
 
 # Mutual information
@@ -222,11 +224,11 @@ def information(table):
 
 @pytest.mark.parametrize(("m", "n"), [*SHAPES, (1, 5)])
 def test_mutual_information_is_its_definition(m, n):
-    tables = np.random.default_rng(9).poisson(3.0, size=(20, m, n)).astype(float)
-    np.testing.assert_allclose(
+    tables = default_rng(9).poisson(3.0, size=(20, m, n)).astype(float)
+    assert_allclose(
         mutual_information(tables), [information(table) for table in tables], rtol=1e-9, atol=1e-12
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         mutual_information(tables.transpose(0, 2, 1)),
         mutual_information(tables),
         rtol=1e-9,
@@ -235,7 +237,7 @@ def test_mutual_information_is_its_definition(m, n):
 
 
 def test_dependence_is_told_from_noise_and_noise_is_not_told():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     rows, columns = np.full((200, 6), 500.0), np.full((200, 8), 375.0)
     even = np.full((200, 6, 8), 3000.0 / 48)
     noisy = even + rng.normal(0.0, 20.0, even.shape)

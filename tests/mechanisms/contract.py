@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ from dpdask.io.shards import PAGE_NAME
 from dpdask.io.storage import Folder
 from dpdask.jobs import run as run_module
 from dpdask.jobs import spec
-from dpdask.jobs.plan import audit_job, plan_job
+from dpdask.jobs.plan import audit_job, make_page_of_plan, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import open_table
 from dpdask.jobs.state import RunState
@@ -56,6 +57,22 @@ SCHEMA = {
 }
 KEPT = {"who": {"role": "keep", "type": "int64"}}
 PRIVACY = {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}
+
+
+def list_odd_numbers(output, page):
+    """Return the numbers with seven digits after the point or exponents of floats' limits in what people read: a page, and the texts of a card and a release."""
+
+    def list_texts(value):
+        if isinstance(value, dict | list):
+            values = value.values() if isinstance(value, dict) else value
+            return [text for inner in values for text in list_texts(inner)]
+        return [value] if isinstance(value, str) else []
+
+    card = json.loads((output / "_dpdask" / "release.json").read_bytes())
+    columns = [column for path in output.glob("*.parquet") for column in pq.read_table(path)]
+    released = [column.to_pylist() for column in columns if pa.types.is_string(column.type)]
+    texts = [page, *list_texts(card), *list_texts(released)]
+    return [each for text in texts for each in re.findall(r"\d\.\d{7,}|e-3\d\d|e\+3\d\d", text)]
 
 
 class Killed(BaseException):
@@ -286,6 +303,12 @@ class MechanismContract:
         page = (tmp_path / "out" / PAGE_NAME).read_text(encoding="utf-8")
         assert escape(find_guidance(card).title) in page
         assert all(use in unescape(page) for uses in find_guidance(card).uses(card) for use in uses)
+        assert list_odd_numbers(tmp_path / "out", page) == []
+        planned = make_page_of_plan(loaded, plan_job(loaded))
+        assert list_odd_numbers(tmp_path / "out", planned) == []
+        assert "<strong>Nothing was released.</strong>" in planned
+        parts = [part for part in card.guarantee.parts or () if part.part != "promise"]
+        assert [part for part in parts if part.text not in unescape(planned)] == []
         release = dpdask.open(tmp_path / "out")
         assert release.card == card.to_dict()
         ask_everything(release, self.undetermined)

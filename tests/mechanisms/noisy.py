@@ -22,6 +22,11 @@ def named(*sizes):
     return Domain(names=tuple(f"c{place}" for place in range(len(sizes))), sizes=sizes)
 
 
+def lettered(*sizes):
+    """Return a domain with the attributes a, b, …"""
+    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
+
+
 def gaussian(sigma, count=1, sensitivity=1.0):
     """Return noise under add-remove."""
     return DiscreteGaussian(

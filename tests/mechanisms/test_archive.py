@@ -8,21 +8,20 @@ import sys
 import tracemalloc
 import uuid
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import continuous, discrete, mixed
+from e2e.helpers import continuous, discrete, mixed, schema_of
 from stats.counting import records_of_rows
+from strategies import level_codec, value_codec
 
 from dpdask.archive import Archive
 from dpdask.cells import cells
-from dpdask.codec import LevelCodec, ValueCodec, codec_for
+from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.engine.work import keep, load
 from dpdask.errors import InputError
@@ -45,29 +44,26 @@ from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, to_dict
 from dpdask.references import Chain, Histogram, LevelDistribution, RankDistribution, Tree
 from dpdask.references.histogram import NoisyHistograms
-from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import JointCounts
 from dpdask.stats.records import UnitRows, numbers
 from dpdask.streams import RunKey, stream
 
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)]
-SCHEMA = Schema.from_dict(
+SCHEMA = schema_of(
     {
-        "columns": {
-            "a": discrete(DAYS, nulls="level"),
-            "b": continuous([0, 10]),
-            "c": mixed(bounds=[0, 100], atoms=[0]),
-            "secret": {"role": "drop"},
-        }
+        "a": discrete(DAYS, nulls="level"),
+        "b": continuous([0, 10]),
+        "c": mixed(bounds=[0, 100], atoms=[0]),
+        "secret": {"role": "drop"},
     }
 )
 TYPES = pa.schema({"a": pa.date32(), "b": pa.float64(), "c": pa.int32()})
 BINS = {"b": 5, "c": [1, 30, 70]}
 DOMAIN = Domain(names=("a", "b", "c"), sizes=(4, 5, 4))
 CODECS = {
-    "a": LevelCodec(name="a", levels=pa.array([0, 1, 2, 3]), ordered=True),
-    "b": ValueCodec(name="b", type=pa.float64(), bounds=None, atoms=(), nulls=False),
+    "a": level_codec([0, 1, 2, 3], "a"),
+    "b": value_codec("b", bounds=None),
 }
 LINE = RankDistribution(np.array([0.0, 0.5, 2.0]), np.array([0.0, 0.5, 1.0]), 0.25)
 
@@ -195,8 +191,8 @@ def interval():
         "plain": of,
     }
     designs = dict(validate(IntervalSpec, {"columns": written}, "job").columns)
-    plain = ValueCodec(name="plain", type=pa.int32(), bounds=None, atoms=(), nulls=False)
-    bounded = ValueCodec(name="b", type=pa.float64(), bounds=(0.0, 10.0), atoms=(), nulls=False)
+    plain = value_codec("plain", pa.int32(), bounds=None)
+    bounded = value_codec("b")
     return IntervalRelease.of(designs, {**CODECS, "b": bounded, "plain": plain}, coverage=True)
 
 
@@ -359,7 +355,6 @@ def test_no_flipped_byte_goes_unseen_or_ends_in_another_error():
 # ---- wrong numbers: changes of an array, or of a mapping of the header
 
 ATTRIBUTE, PARENT, FIRST, N_GROUPS, N_LEVELS = range(5)  # the columns of a copula's nodes
-Change = Callable[[Any], Any]
 
 
 def at(place, value):

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from e2e.helpers import categorical, continuous, discrete
+from e2e.helpers import categorical, continuous, discrete, schema_of
 
 import dpdask
 from dpdask.errors import InputError
@@ -20,20 +20,18 @@ from dpdask.mechanisms.card import (
     noisy_counts_section,
     plain,
 )
-from dpdask.privacy import Budget
+from dpdask.privacy import Budget, noisy_counts_text
+from dpdask.privacy.budget import say_part
 from dpdask.privacy.ledger_entries import Coverage
 from dpdask.schema import Schema
 
-SCHEMA = Schema.from_dict(
+SCHEMA = schema_of(
     {
-        "columns": {
-            "x": discrete([0, 1, 2], type="int64"),
-            "day": categorical([dt.date(2026, 1, 1), dt.date(2026, 1, 2)], type="date32"),
-            "price": continuous([0.0, 1.0], type="float64"),
-        }
+        "x": discrete([0, 1, 2], type="int64"),
+        "day": categorical([dt.date(2026, 1, 1), dt.date(2026, 1, 2)], type="date32"),
+        "price": continuous([0.0, 1.0], type="float64"),
     }
 )
-UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 1.0}
 BUDGET = Budget(epsilon=2.0, delta=1e-6)
 SEED = 5
 
@@ -95,12 +93,16 @@ def test_batches_and_the_dataset_are_told():
     told = card.with_dataset(Coverage(uncovered=0.25, columns=("x",))).with_batches(
         ["a", None], epsilon=True
     )
-    assert told.dataset is not None
     assert (told.dataset.uncovered_fraction, told.dataset.columns_without_epsilon) == (0.25, ["x"])
-    assert told.batches is not None
     assert told.guarantee.text == f"a promise {told.batches.text}"
     assert Card.read(told.to_bytes(), "card") == told
     assert card.with_batches(["a"], epsilon=True).guarantee == card.guarantee
+    assert told.guarantee.parts is card.guarantee.parts is None  # as on cards of earlier versions
+    parts = small(text=noisy_counts_text(Budget(epsilon=1.0))).with_batches(
+        ["a", None], epsilon=True
+    )
+    told = [say_part((each.part, each.text)) for each in parts.guarantee.parts or ()]
+    assert (" ".join(told), len(told)) == (parts.guarantee.text, 6)
     assert "dataset" not in card.to_dict()
     assert "batches" not in card.to_dict()
 

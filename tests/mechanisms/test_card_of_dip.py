@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import categorical, discrete, mixed
+from e2e.helpers import categorical, discrete, mixed, schema_of
 
 import dpdask
 from dpdask.codec import codec_for
@@ -22,18 +22,15 @@ from dpdask.privacy import Budget, UnitColumn, split_epsilon
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease, from_dict, leaves
 from dpdask.privacy.events import epsilon as epsilon_of
 from dpdask.references import Histogram, Holdout, Known, Public, from_statistic
-from dpdask.schema import Schema
 from dpdask.stats import LevelCounts, RankSummary
 
-SCHEMA = Schema.from_dict(
+SCHEMA = schema_of(
     {
-        "columns": {
-            "id": {"role": "keep"},
-            "x": discrete([1, 2, 3], nulls="level"),
-            "word": categorical(["b", "a"]),
-            "price": mixed(atoms=[0.0], bounds=[0.0, 10.0]),
-            "secret": {"role": "drop"},
-        }
+        "id": {"role": "keep"},
+        "x": discrete([1, 2, 3], nulls="level"),
+        "word": categorical(["b", "a"]),
+        "price": mixed(atoms=[0.0], bounds=[0.0, 10.0]),
+        "secret": {"role": "drop"},
     }
 )
 TYPES = {"x": pa.int32(), "word": pa.string(), "price": pa.float64()}
@@ -89,7 +86,10 @@ def test_a_channel_is_row_stochastic_keeps_its_reference_and_its_epsilon():
 def test_the_text_names_who_is_not_protected():
     text = card(HOLDOUT)["guarantee"]["text"]
     assert "ε = 1 differentially private" in text
-    assert "Protected: the values of the released rows." in text
+    assert (
+        "Protected: the values of the released rows; a person with k released rows is protected by k·ε."
+        in text
+    )
     assert "Not protected: the held-out rows, 0.25 of the table" in text
     assert (
         "a level column's published channel reveals exactly how many of them have each level"
@@ -189,7 +189,7 @@ def test_no_knot_of_a_hold_out_and_no_dropped_column_is_in_it():
 
 
 def test_cards_of_frames_say_what_protects_little():
-    schema = dpdask.Schema.from_dict({"columns": {name: discrete([0, 1]) for name in ("x", "y")}})
+    schema = schema_of({name: discrete([0, 1]) for name in ("x", "y")})
     table = pd.DataFrame({"x": [0, 1] * 10, "y": [1, 0] * 10})
     with pytest.warns(UserWarning, match="publishing one random row verbatim"):
         release = dpdask.Marginals(schema, epsilon=4.0, delta=0.2, cliques=[["x"]]).fit(table)
@@ -209,12 +209,10 @@ def test_cards_of_frames_say_what_protects_little():
 
 
 def test_divisions_name_no_row_that_is_held_out():
-    schema = dpdask.Schema.from_dict(
+    schema = schema_of(
         {
-            "columns": {
-                "who": {"role": "keep"},
-                "x": discrete([0, 1]),
-            }
+            "who": {"role": "keep"},
+            "x": discrete([0, 1]),
         }
     )
     table = pd.DataFrame(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import categorical, continuous, discrete
+from e2e.helpers import categorical, continuous, discrete, schema_of
 from mechanisms.fitting import KEY, fit_frame, records_of
 
 from dpdask.codec import codec_for
@@ -20,7 +20,6 @@ from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.events import leaves
-from dpdask.schema import Schema
 
 COLUMNS = {
     "sex": categorical(["f", "m"]),
@@ -37,7 +36,7 @@ each_kind = pytest.mark.parametrize("kind", SPECS)
 
 def schema(**changes):
     columns = COLUMNS | changes
-    return Schema.from_dict({"columns": {name: each for name, each in columns.items() if each}})
+    return schema_of({name: each for name, each in columns.items() if each})
 
 
 def columns_of(declared):
@@ -246,11 +245,9 @@ def test_a_plan_knows_how_much_is_released_and_warns_of_a_large_delta(kind):
     )
     [caution] = asked.description.cautions(columns, 1000)
     assert caution.startswith("δ = 0.001 is not below 1 / the number of rows")
-    assert asked.description.stages(columns, uncounted=False)[0].startswith(
-        "tabulate: read 3 columns once"
-    )
+    assert asked.description.stages(columns)[0].startswith("tabulate: read 3 columns once")
     search = "search: read all privatised columns once; count income in fine cells"
-    assert mechanism(kind).description.stages(columns, uncounted=False)[0].startswith(search)
+    assert mechanism(kind).description.stages(columns)[0].startswith(search)
 
 
 def test_tables_and_cells_that_drown_are_warned_of():

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.random import default_rng
 from scipy import stats
 from stats.counting import records_of_rows
+from strategies import level_codec, value_codec
 
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.chain import fit_chain, group_hashes
 from dpdask.mechanisms.dip.columns import BinnedRanks
@@ -24,15 +25,14 @@ KEY = RunKey.insecure(7)
 GROUP_KEY = np.array([3, 4], dtype=np.uint64)
 MANY = 10**9  # beside so many records one row more changes nothing
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
-Path = tuple[float, ...]
 
 
 def levels(name, n_levels):
-    return LevelCodec(name=name, levels=pa.array(np.arange(n_levels)), ordered=True)
+    return level_codec(np.arange(n_levels), name)
 
 
 def line(name):
-    return ValueCodec(name=name, type=pa.float64(), bounds=None, atoms=(), nulls=False)
+    return value_codec(name, bounds=None)
 
 
 def records_of(columns, codecs, counts=None, by=None):
@@ -110,7 +110,7 @@ def mixture(release, distribution, *, broken=False):
 
 
 def three_columns():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     paths = list(itertools.product([0.0, 1.0, 2.0], [0.0, 1.0], [0.0, 1.0, 2.0, 3.0]))
     masses = rng.dirichlet(np.full(len(paths), 0.4))
     return dict(zip(paths, masses, strict=True))
@@ -203,7 +203,7 @@ def test_what_is_drawn_is_the_exact_distribution():
 
 
 def mixed(n, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     x = rng.normal(size=n)
     amount = np.where(rng.random(n) < 0.3, 0.0, np.exp(x + rng.normal(size=n)))
     return pa.RecordBatch.from_pydict(
@@ -223,12 +223,10 @@ def mixed(n, seed):
 
 
 MIXED = {
-    "kind": LevelCodec(name="kind", levels=pa.array([None, "a", "b", "c"]), ordered=False),
-    "x": ValueCodec(name="x", type=pa.float64(), bounds=None, atoms=(), nulls=True),
-    "amount": ValueCodec(
-        name="amount", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=False
-    ),
-    "age": ValueCodec(name="age", type=pa.int16(), bounds=(0.0, 120.0), atoms=(), nulls=False),
+    "kind": level_codec([None, "a", "b", "c"], "kind", ordered=False),
+    "x": value_codec("x", bounds=None, nulls=True),
+    "amount": value_codec("amount", bounds=(0.0, 1e6), atoms=(0.0,)),
+    "age": value_codec("age", pa.int16(), bounds=(0.0, 120.0)),
 }
 
 
@@ -308,7 +306,6 @@ def test_a_group_is_released_by_its_own_reference_and_a_small_or_unknown_one_by_
     assert out.column("by").equals(batch.column("by"))
     found = {name: set(out.column("v").to_numpy()[group == name]) for name in set(group)}
     assert found == {"a": {0}, "b": {1}, "c": {0, 1, 2}, "never seen": {0, 1, 2}}
-    assert release.groups is not None
     assert (release.groups.pooled_groups, release.groups.pooled_rows) == (
         pytest.approx(1 / 3),
         pytest.approx(4 / 59),
@@ -317,7 +314,7 @@ def test_a_group_is_released_by_its_own_reference_and_a_small_or_unknown_one_by_
 
 def test_a_record_that_stands_in_several_entries_is_one():
     """As it may after parts were merged whose entries mostly differ: the fitted release is the same, byte for byte."""
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     codecs = {"v": levels("v", 5), "w": line("w")}
     columns = {"v": rng.integers(0, 5, 400), "w": np.round(rng.normal(size=400), 1)}
     once = records_of(columns, codecs, by=rng.integers(0, 40, 400))
@@ -330,7 +327,6 @@ def test_a_record_that_stands_in_several_entries_is_one():
         ),
     ]
     found = [fitted(part, codecs, by="by", group_key=GROUP_KEY, min_rows=5) for part in parts]
-    assert found[0].groups is not None
     assert len(found[0].groups.hashes) > 20
     assert found[0].to_bytes() == found[1].to_bytes()
 
@@ -343,7 +339,6 @@ def test_groups_of_one_row_are_all_pooled():
         records_of({"v": value}, codecs, by=by), codecs, by="by", group_key=GROUP_KEY, min_rows=2
     )
     alone = fitted(records_of({"v": value}, codecs), codecs)
-    assert pooled.groups is not None
     assert (len(pooled.groups.hashes), pooled.groups.pooled_groups) == (0, 1.0)
     batch = pa.RecordBatch.from_pydict({"by": pa.array(by), "v": pa.array(value)})
     assert pooled.randomise(batch, codecs, pooled.streams(KEY, "f")).equals(
@@ -382,7 +377,7 @@ def same_cell(rows, held_out):
 @pytest.mark.parametrize(("columns", "by_chance"), [(1, 1.0), (2, 1e-3), (3, 1e-6)])
 def test_every_released_row_follows_a_hold_out_record(columns, by_chance):
     m = 1000
-    rng = np.random.default_rng(columns)
+    rng = default_rng(columns)
     held_out, fresh = rng.normal(size=(m, columns)), rng.normal(size=(3 * m, columns))
     codecs = {f"c{place}": line(f"c{place}") for place in range(columns)}
     release = fitted(
@@ -399,7 +394,6 @@ def test_every_released_row_follows_a_hold_out_record(columns, by_chance):
     followed, shown = same_cell(rows, held_out)
     assert followed == 1.0
     share = Chain(fraction=0.25).followed_share
-    assert share is not None
     assert abs(shown - share) < 6 * math.sqrt(share * (1 - share) / m)
     inside = (fresh <= held_out.max(axis=0)).all(axis=1)
     chance, _ = same_cell(fresh[inside], held_out)

@@ -3,6 +3,7 @@
 What is chosen is decided by noise that is paid for, and improves what pairs do not show.
 """
 
+import datetime as dt
 import itertools
 import math
 from dataclasses import replace
@@ -12,9 +13,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import MIXED_SCHEMA, continuous, digests, discrete, lake, run_here, write_job
+from e2e.helpers import (
+    MIXED_SCHEMA,
+    continuous,
+    digests,
+    discrete,
+    lake,
+    run_here,
+    schema_of,
+    write_job,
+)
 from mechanisms.contract import killed_at
 from mechanisms.noisy import KEY, gaussian, keyed
+from numpy.random import default_rng
 
 import dpdask
 from dpdask.codec import LevelCodec
@@ -30,7 +41,7 @@ from dpdask.mechanisms.copula.fit import (
     list_candidates,
 )
 from dpdask.mechanisms.copula.model import MOST_CELLS
-from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec, count_measured_again
+from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
@@ -52,15 +63,13 @@ BUDGET = Budget(epsilon=1.0, delta=2.0**-30)
 NO_COLUMNS = Columns(types=None, codecs={})
 
 
-def schema_of(n, levels=2):
+def even_schema(n, levels=2):
     column = discrete(list(range(levels)))
-    return Schema.from_dict({"columns": {f"c{place}": column for place in range(n)}})
+    return schema_of({f"c{place}": column for place in range(n)})
 
 
 def mechanism(n=14, budget=BUDGET, **given):
-    found = bind(CopulaSpec(**given), schema_of(n), budget)
-    assert isinstance(found, CopulaMechanism)
-    return found
+    return bind(CopulaSpec(**given), even_schema(n), budget)
 
 
 # ---- what is spent
@@ -129,7 +138,7 @@ STARTS = np.cumsum([0, *(SIXES.sizes[a] * SIXES.sizes[b] for a, b in PAIRS)])
 @cache
 def counted():
     """Tables of rows in which b follows a, d follows c; e and f follow nothing."""
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     found = np.stack([rng.integers(0, size, N) for size in SIXES.sizes])
     found[1] = np.where(rng.random(N) < 0.5, found[0] % 5, found[1])
     found[3] = np.where(rng.random(N) < 0.3, found[2], found[3])
@@ -153,7 +162,6 @@ def test_the_number_of_pairs_follows_from_public_numbers(n, delta, wanted):
 
 def test_the_number_of_pairs_can_be_given():
     usual = mechanism().noise.chosen
-    assert usual is not None
     assert usual.count == 27
     assert mechanism(measured_again=0).noise.chosen is None
     assert mechanism(measured_again=91).n_measured_again == 91
@@ -199,7 +207,7 @@ def test_two_measurements_are_averaged_by_their_inverse_variances():
 
 
 def test_the_second_look_has_noise_of_its_own():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     domain = Domain(names=tuple(f"c{place}" for place in range(6)), sizes=(2,) * 6)
     counts = MarginalCounts.of_codes(domain, rng.integers(0, 2, (6, 5000)).astype(np.uint8))
     streams = []
@@ -267,7 +275,7 @@ TRIPLES = tuple(itertools.combinations("abcde", 3))
 
 def parity(n=30_000):
     """c is the parity of a and b, but for one row in twenty; no pair of columns shows it."""
-    rng = np.random.default_rng(5)
+    rng = default_rng(5)
     codes = np.stack([rng.integers(0, size, n) for size in DOMAIN.sizes])
     codes[2] = codes[0] ^ codes[1] ^ (rng.random(n) < 0.05)
     return codes.astype(np.uint8)
@@ -358,7 +366,7 @@ def test_the_number_of_triples_follows_from_the_target_and_delta():
     assert mechanism(5, target="c3").n_measured_again == 4  # every pair of the target
     without = [{"budget": Budget(epsilon=1.0)}, {"triples": 0}, {"records": "copula"}]
     assert {mechanism(12, target="c3", **given).n_triples for given in without} == {0}
-    choose = asked.description.stages(NO_COLUMNS, uncounted=False)[1]
+    choose = asked.description.stages(NO_COLUMNS)[1]
     assert choose.startswith("choose: read 12 columns once more; count at most 55 three-way tables")
 
 
@@ -444,7 +452,7 @@ def test_records_have_a_parity_only_if_three_way_tables_are_measured():
 
     def share(**given):
         given = {"epsilon": 1.0, "delta": 2.0**-30, "insecure_seed": 3, **given}
-        with dpdask.GaussianCopula(schema_of(5), **given).fit(frame) as release:
+        with dpdask.GaussianCopula(even_schema(5), **given).fit(frame) as release:
             drawn = release.sample(20_000, seed=1).compute()
             found = [sorted(clique) for clique in release.card["mechanism"]["three_way"]]
         wanted = given.get("target") == "c2" or "triples" in given
@@ -520,28 +528,38 @@ def test_a_target_that_changes_little_is_said_before_the_budget_is_spent():
 
 def test_large_columns_may_have_no_candidates_which_is_refused_or_said():
     column = discrete(list(range(21)), type="int64")
-    schema = Schema.from_dict({"columns": dict.fromkeys("abc", column)})
+    schema = schema_of(dict.fromkeys("abc", column))
     frame = pd.DataFrame({name: np.arange(210) % 21 for name in "abc"})
     given = {"epsilon": 10.0, "delta": 1e-9, "target": "a"}
     with pytest.raises(SpecError, match="no three-way table has at most 5,000 cells"):
         dpdask.GaussianCopula(schema, **given).plan(frame)
     column = continuous([0.0, 1.0])
-    schema = Schema.from_dict({"columns": dict.fromkeys("abc", column)})
+    schema = schema_of(dict.fromkeys("abc", column))
     frame = pd.DataFrame({name: np.linspace(0.0, 1.0, 100_000) for name in "abc"})
     for bins, is_said in (("adaptive", True), ({"a": 10}, False)):
         warnings = dpdask.GaussianCopula(schema, bins=bins, **given).plan(frame).warnings
         assert any("Probably no three-way table" in said for said in warnings) is is_said
 
 
+@pytest.mark.parametrize("rules", [[], [{"ordered": "came <= left"}]])
+def test_dates_without_an_order_are_named(rules):
+    day = continuous([dt.date(2020, 1, 1), dt.date(2030, 1, 1)])
+    schema = Schema.from_dict({"columns": {"came": day, "left": day}, "rules": rules})
+    days = pd.date_range("2024-01-01", periods=400).to_numpy("datetime64[s]")
+    frame = pd.DataFrame({"came": days, "left": days})
+    warnings = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame).warnings
+    assert any("the dates came, left in any order" in said for said in warnings) is (not rules)
+
+
 def test_triples_are_raked_even_where_no_pair_of_many_is_missed():
-    rng = np.random.default_rng(7)
+    rng = default_rng(7)
     frame = pd.DataFrame({f"c{place}": rng.integers(0, 2, 20_000) for place in range(50)})
     domain = Domain(names=tuple(frame), sizes=(2,) * 50)
     first, second = (name for name in list_candidates(domain, "c2")[0] if name != "c2")
     frame["c2"] = frame[first] ^ frame[second]
     given = {"epsilon": 10.0, "delta": 1e-9, "target": "c2", "insecure_seed": 3}
     with pytest.warns(UserWarning, match="Only 512 of 1,176"):
-        release = dpdask.GaussianCopula(schema_of(50), **given).fit(frame)
+        release = dpdask.GaussianCopula(even_schema(50), **given).fit(frame)
     with release:
         drawn = release.sample(20_000, seed=1).compute()
         found = release.card["mechanism"]

@@ -6,7 +6,9 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import schema_of
 from mechanisms.noisy import KEY, counts_of, keyed, named, noisy_of, variation, variations
+from numpy.random import default_rng
 
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import fit as copula_fit
@@ -16,7 +18,6 @@ from dpdask.mechanisms.copula.model import BLOCK_ROWS, CopulaModel, n_latents_of
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.noise import denoise, measure, plan_noise
 from dpdask.privacy import Budget
-from dpdask.schema import Schema
 
 N = 60_000
 MIXED = (4, 2, 5, 3, 6, 2)
@@ -24,7 +25,7 @@ MIXED = (4, 2, 5, 3, 6, 2)
 
 def population(sizes, n=N, common=0.6):
     """Rows of coarse looks at one hidden number: every pair depends, and no tree explains them all."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     hidden = rng.normal(size=n)
     looks = [np.sqrt(common) * hidden + np.sqrt(1 - common) * rng.normal(size=n) for _ in sizes]
     shares = [np.sort(rng.uniform(0.08, 0.92, size - 1)) for size in sizes]
@@ -105,7 +106,7 @@ def test_binary_attributes_meet_every_pair():
 
 
 def test_what_never_happens_along_the_tree_hardly_ever_does():
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     first = rng.integers(0, 8, N)
     codes = np.stack([first, first // 2, rng.integers(0, 3, N)])
     for sigma, most in ((0.05, 1e-4), (30.0, 0.01)):
@@ -128,7 +129,7 @@ def test_an_empty_level_is_never_drawn_and_has_no_latent_variable():
 
 @pytest.mark.parametrize("sizes", [(1,), (5,), (1, 1), (4, 1, 2), (3, 300)], ids=str)
 def test_domains_and_partitions_of_any_size(sizes):
-    domain, rng = named(*sizes), np.random.default_rng(1)
+    domain, rng = named(*sizes), default_rng(1)
     codes = np.stack([rng.integers(0, size, 9000) for size in sizes])
     noisy = noisy_of(domain, codes, 2.0)
     model, report = fitted_of(noisy, refinements=3 if max(sizes) < 10 else 0)
@@ -142,7 +143,7 @@ def test_domains_and_partitions_of_any_size(sizes):
         for name, size in zip(domain.names, sizes, strict=True)
     }
     fitted = FittedCopula(
-        schema=Schema.from_dict({"columns": columns}),
+        schema=schema_of(columns),
         columns=pa.schema([(name, pa.int64()) for name in columns]),
         bins={},
         noisy=noisy,
@@ -221,7 +222,7 @@ FIVES = (5,) * 6
 
 def loops():
     """Rows in near-deterministic loops, which neither a tree nor a correlation matrix can hold."""
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     a, b = rng.integers(0, 5, N), rng.integers(0, 5, N)
     c, d = (a + b) % 5, (a + 2 * b) % 5
     codes = np.stack([a, b, c, d, np.where(a == 0, b, 4 - c), (c * d) % 5])
@@ -247,7 +248,7 @@ def test_raked_records_are_as_near_to_the_tables_as_a_resample_and_the_copulas_a
     (noisy, model), n, rows = looped(), 20_000, loops()
     raked = distances(noisy, model.draw(n, keyed("draw")))
     own = distances(noisy, model.sample(n, keyed("draw")))
-    resample = rows[:, np.random.default_rng(2).integers(0, N, n)]
+    resample = rows[:, default_rng(2).integers(0, N, n)]
     floor = distances(noisy_of(named(*FIVES), rows, 0.3), resample)
     assert raked.mean() < 1.2 * floor.mean()
     assert raked.max() < 2.0 * floor.max()
@@ -282,12 +283,10 @@ def test_the_copulas_own_records_are_there_by_name_and_without_two_way_tables():
 
 def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch):
     noisy, model = looped()
-    assert model.targets is not None
     assert len(model.targets.tables) == 15
     own = fit_copula(noisy, keyed("fit"), records="copula")[0]
     monkeypatch.setattr(raking, "MOST_TABLES", 4)
     few = fit_copula(noisy, keyed("fit"))[0].targets
-    assert few is not None
     assert len(few.counts) == 4 * 25
     missed = distances(noisy, own.sample(CHUNK_ROWS, keyed("draw")))
     pairs = list(itertools.combinations(range(6), 2))
@@ -298,16 +297,38 @@ def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch):
     wanted = [cleaned.table(int(a), int(b)).ravel() for a, b in few.tables[:, :2]]
     np.testing.assert_array_equal(few.counts, np.concatenate(wanted))
     # of independent columns none is raked: the most missed tables are those with the most noise
-    rows = np.random.default_rng(4).integers(0, 3, (8, 20_000))
+    rows = default_rng(4).integers(0, 3, (8, 20_000))
     flat = noisy_of(named(*(3,) * 8), rows, 50.0)
     assert fit_copula(flat, keyed("fit"))[0].targets is None
+
+
+def test_a_rare_level_keeps_its_rows_where_the_pool_lacks_its_cells(monkeypatch):
+    rng, shares = default_rng(5), 1.0 / np.arange(1.0, 201.0)
+    shares /= shares.sum()
+    targets = raking.Targets(
+        total=1e6,
+        tables=np.array([[0, 1, -1]]),
+        counts=1e6 * np.repeat(shares / 300.0, 300),
+        strengths=np.array([0.5]),
+    )
+    pool = np.stack(
+        [rng.choice(200, raking.MIN_POOL, p=shares), rng.integers(0, 300, raking.MIN_POOL)]
+    )
+    pool = pool.astype(np.uint16)
+
+    def miss():
+        weights = targets.weigh(pool, named(200, 300), keyed("draw"))
+        return variation(shares, np.bincount(pool[0], weights=weights, minlength=200))
+
+    met = miss()
+    monkeypatch.setattr(raking, "_DENSE", 0)
+    assert met < 0.01 < 0.2 < miss()
 
 
 def test_the_pool_and_the_block_are_bounded():
     """A record costs at most so many visits of tables, and a block so much memory."""
     _, model = looped()
     targets = model.targets
-    assert targets is not None
     for n_latents, n_tables in ((30, 15), (600, 15), (30, 1024)):
         many = raking.Targets(
             total=1.0,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms.noisy import counts_of, named, noisy_of, variations
+from numpy.random import default_rng
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.marginals import independence, mutual_information
@@ -19,7 +20,7 @@ ADULT = (16, 9, 40, 16, 16, 7, 15, 6, 5, 2, 20, 20, 20, 2)
 
 def chained(domain, n, keep, seed=0):
     """Rows in which each attribute repeats the one before, scaled, with probability `keep`."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     rows = [rng.integers(0, domain.sizes[0], n)]
     for before, size in itertools.pairwise(domain.sizes):
         weights = rng.dirichlet(np.full(size, 3.0))
@@ -145,7 +146,7 @@ def test_shrinkage_brings_the_tables_nearer_to_the_truth(keep):
 def test_significant_is_what_departs_by_more_than_the_noise():
     domain = named(6, 6, 6)
     codes = chained(domain, 20_000, 0.0)
-    codes[1] = np.where(np.random.default_rng(1).random(20_000) < 0.5, codes[0], codes[1])
+    codes[1] = np.where(default_rng(1).random(20_000) < 0.5, codes[0], codes[1])
     noisy = noisy_of(domain, codes, 50.0)
     [group] = denoise(noisy).groups
     kept = dict(zip(zip(group.first, group.second, strict=True), group.significant, strict=True))
@@ -182,7 +183,7 @@ def denoised_of(tables, *sizes):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tree_has_the_most_mutual_information_of_all_trees(seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     sizes = tuple(int(size) for size in rng.integers(2, 5, 7))
     tables = {
         (a, b): rng.dirichlet(np.full(sizes[a] * sizes[b], 0.7)).reshape(sizes[a], sizes[b])

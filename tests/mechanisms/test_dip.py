@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from strategies import level_codec, value_codec
 
-from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.codec import LevelCodec
 from dpdask.kernels.channel import exact_epsilon
 from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.references import from_statistic
@@ -44,14 +45,12 @@ def table():
 
 
 CODECS = {
-    "rating": LevelCodec(name="rating", levels=pa.array([0.5, 1.0, 2.0, 4.0]), ordered=True),
-    "twin": LevelCodec(name="twin", levels=pa.array([0.5, 1.0, 2.0, 4.0]), ordered=True),
-    "town": LevelCodec(name="town", levels=pa.array([None, "a", "b", "c"]), ordered=False),
-    "income": ValueCodec(
-        name="income", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=True
-    ),
-    "age": ValueCodec(name="age", type=pa.int16(), bounds=(18.0, 99.0), atoms=(), nulls=False),
-    "day": ValueCodec(name="day", type=pa.date32(), bounds=None, atoms=(), nulls=False),
+    "rating": level_codec([0.5, 1.0, 2.0, 4.0], "rating"),
+    "twin": level_codec([0.5, 1.0, 2.0, 4.0], "twin"),
+    "town": level_codec([None, "a", "b", "c"], "town", ordered=False),
+    "income": value_codec("income", bounds=(0.0, 1e6), atoms=(0.0,), nulls=True),
+    "age": value_codec("age", pa.int16(), bounds=(18.0, 99.0)),
+    "day": value_codec("day", pa.date32(), bounds=None),
 }
 EPSILONS = {"rating": 1.0, "twin": 1.0, "town": 0.7, "income": 2.0, "age": 0.1, "day": 3.0}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from e2e.helpers import categorical, continuous, discrete, mixed
+from e2e.helpers import categorical, continuous, discrete, mixed, schema_of
 
 import dpdask
 from dpdask.engine.work import load
@@ -11,14 +11,12 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import DipRelease
 
 N = 40_000
-SCHEMA = dpdask.Schema.from_dict(
+SCHEMA = schema_of(
     {
-        "columns": {
-            "stars": discrete([1, 2, 3, 4, 5], nulls="level"),
-            "price": continuous(nulls="level"),
-            "gain": mixed(atoms=[0]),
-            "colour": categorical(["a", "b", "c"]),
-        }
+        "stars": discrete([1, 2, 3, 4, 5], nulls="level"),
+        "price": continuous(nulls="level"),
+        "gain": mixed(atoms=[0]),
+        "colour": categorical(["a", "b", "c"]),
     }
 )
 

@@ -2,14 +2,15 @@
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from strategies import level_codec, value_codec
 
 from dpdask.cells import FoundBins, cells
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.release import centres, points_per_cell, spread
@@ -17,20 +18,8 @@ from dpdask.privacy import Budget
 from dpdask.references.hierarchy import make_grid
 from dpdask.stats.marginals import Domain
 
-TOWN = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
-
-
-def floats(name="x", **changes):
-    return ValueCodec(
-        **{
-            "name": name,
-            "type": pa.float64(),
-            "bounds": (0.0, 1.0),
-            "atoms": (),
-            "nulls": False,
-            **changes,
-        }
-    )
+floats = partial(value_codec, bounds=(0.0, 1.0))
+TOWN = level_codec(["A", "B"], "town", ordered=False)
 
 
 def released(table, columns):
@@ -85,14 +74,14 @@ def test_levels_atoms_nulls_and_whole_numbers_keep_their_values():
     assert found["x"].isna().tolist() == [True] * 2 + [False] * 12
     assert found["x"].tolist()[2:6] == [0.0, 0.0, 0.5, 0.5]
     assert (found["weight"] == 3).all()
-    codec = ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 9.0), atoms=(5.0,), nulls=False)
+    codec = floats("n", pa.int32(), bounds=(1.0, 9.0), atoms=(5.0,))
     whole = cells(codec, [1.0, 2.0, 5.0])
     given = points(np.full(whole.size, 2), {"n": whole})
     for values in ([5.0], [1.0], [2.0, 3.0, 4.0], [6.0, 7.0, 8.0, 9.0]):
         mean, deviation = np.mean(values), np.std(values)
         pair = given["n"][np.abs(given["n"] - mean) <= deviation + 1e-9]
         assert sorted(pair) == pytest.approx([mean - deviation, mean + deviation])
-    codec = ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 19.0), atoms=(), nulls=True)
+    codec = floats("day", pa.date32(), bounds=(0.0, 19.0), nulls=True)
     days = points([0, 2, 2], {"day": cells(codec, 2)})["day"]
     assert [str(day)[5:] for day in days] == ["01-03", "01-08", "01-13", "01-18"]
 
@@ -157,7 +146,7 @@ def test_extreme_cells_have_finite_points_within_them_and_no_warning():
         if (most := float(np.finfo(name).max))
     }
     for name, bounds in ((name, bounds) for name, several in types.items() for bounds in several):
-        grid = make_grid(floats(type=pa.type_for_alias(name), bounds=bounds))
+        grid = make_grid(floats(type_=pa.type_for_alias(name), bounds=bounds))
         found = FoundBins(
             cuts=grid.edges[[0, *range(1, len(grid.edges) - 1, 500), -1]],
             edges=grid.edges,

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
 
 from dpdask.codec import codec_for
@@ -28,7 +30,7 @@ from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.schema import Column
 from dpdask.streams import RunKey, stream, words
 
-N01 = {"name": "norm"}
+N01, NORMAL = {"name": "norm"}, ScipyDistribution(name="norm")
 WIDE = {"name": "norm", "scale": 2}
 TINY = 1e-6  # the chance that a right mechanism fails a test
 
@@ -104,16 +106,16 @@ def designed(name):
 every_design = pytest.mark.parametrize("name", list(DESIGNS))
 
 
+def keyed(fragment="a"):
+    return stream(RunKey.insecure(3), "interval/income", fragment)
+
+
 def run(made, values, fragment="a"):
-    return made.randomise(
-        values,
-        np.zeros(len(values), dtype=bool),
-        stream(RunKey.insecure(3), "interval/income", fragment),
-    )
+    return made.randomise(values, np.zeros(len(values), dtype=bool), keyed(fragment))
 
 
 def normal(n, seed=0):
-    return np.random.default_rng(seed).normal(size=n)
+    return default_rng(seed).normal(size=n)
 
 
 # truth
@@ -143,7 +145,7 @@ def test_a_value_at_an_anchor_lies_left_of_it(name, end):
     moved = np.isfinite(at) & (again.lower < again.upper)
     if end == "upper" and name in ("case1", "case2", "optimal", "at least"):
         assert moved.sum() > 500
-        np.testing.assert_array_equal(again.upper[moved], values[moved])
+        assert_array_equal(again.upper[moved], values[moved])
 
 
 # nothing but the range (Definition 1)
@@ -172,9 +174,7 @@ def tells_more(released, values, accepted=()):
     """Whether places inside the ranges are not even: overall, about the middle, and among narrow, medium and wide ranges."""
     found = places(released, values, accepted)
     ranges = Ranges(lower=released.lower, upper=released.upper, is_null=released.is_null)
-    widths = coverages(ranges, ScipyDistribution(name="norm"), acceptable=accepted)[
-        released.lower != released.upper
-    ]
+    widths = coverages(ranges, NORMAL, acceptable=accepted)[released.lower != released.upper]
     groups = [
         found,
         np.abs(2 * found - 1),
@@ -206,7 +206,7 @@ def test_a_released_range_of_a_selective_design_tells_nothing_else():
 
 def test_cheating_mechanisms_are_found_out():
     """Anchors that depend on the value, a forgotten acceptable set, and Example 4 as published."""
-    values, rng = normal(60_000), np.random.default_rng(1)
+    values, rng = normal(60_000), default_rng(1)
     none = np.zeros(len(values), dtype=bool)
     ends = np.sort(rng.normal(size=(2, len(values))) * 2, axis=0)
     near = Ranges(
@@ -236,10 +236,8 @@ def test_cheating_mechanisms_are_found_out():
 @every_design
 def test_the_expected_coverage_is_that_of_many_rows(name):
     made, values = designed(name), normal(30_000, seed=5)
-    found = coverages(
-        run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ())
-    )
-    assert coverage(made, ScipyDistribution(name="norm")) == pytest.approx(
+    found = coverages(run(made, values), NORMAL, acceptable=ACCEPTABLE.get(name, ()))
+    assert coverage(made, NORMAL) == pytest.approx(
         found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values))
     )
     assert ((found >= 0) & (found <= 1)).all()
@@ -288,7 +286,7 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
     ("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)]
 )
 def test_no_range_is_below_its_tau(name, least):
-    found = coverages(run(designed(name), normal(50_000)), ScipyDistribution(name="norm"))
+    found = coverages(run(designed(name), normal(50_000)), NORMAL)
     assert least <= found.min() < least + 0.01  # and ranges go down to it
 
 
@@ -296,31 +294,27 @@ def test_progressive_rounds_narrow_further():
     covered = [
         coverage(
             mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}),
-            ScipyDistribution(name="norm"),
+            NORMAL,
         )
         for rounds in (1, 2, 5)
     ]
     assert covered[0] > covered[1] + 0.02 > covered[2] + 0.03
     assert (
-        coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), ScipyDistribution(name="norm"))
-        == 1.0
+        coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), NORMAL) == 1.0
     )  # two ranges of 0.6 do not exist
 
 
 def test_a_selective_design_is_ignorable():
     """Of the rows without a range at least half lost the coin (Proposition 2); the coin is read from the words."""
     made = designed("selective")
-    assert isinstance(made.step, Selection)
     values = normal(100_000)
-    drawn = words(
-        stream(RunKey.insecure(3), "interval/income", "a"), len(values), made.step.words_per_row
-    )
+    drawn = words(keyed(), len(values), made.step.words_per_row)
     lower, _ = made.step.ranges(values, drawn)
     lost = (drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= made.step.rho
     hidden = np.isneginf(lower) & np.isposinf(made.step.ranges(values, drawn)[1])
     assert lost[hidden].mean() > 0.5
     assert lost.mean() == pytest.approx(1 - made.step.rho, abs=0.01)
-    found = coverages(run(made, values), ScipyDistribution(name="norm"))
+    found = coverages(run(made, values), NORMAL)
     assert found.min() >= 0.5
     greedy = Selection(
         step=made.step.step, cdf=made.step.cdf, tau=0.5, rho=0.9
@@ -338,18 +332,18 @@ def test_a_selective_design_is_ignorable():
 
 def test_ranges_of_whole_numbers_end_at_whole_numbers():
     design = {"design": "case2", "anchors": {"name": "uniform", "loc": -1, "scale": 12}}
-    values = np.random.default_rng(0).integers(0, 10, size=50_000).astype(float)
+    values = default_rng(0).integers(0, 10, size=50_000).astype(float)
     whole, plain = run(mechanism(design, lattice=True), values), run(mechanism(design), values)
     assert held_by(whole, values).all()
-    np.testing.assert_array_equal(whole.lower, np.floor(plain.lower))
-    np.testing.assert_array_equal(whole.upper, np.floor(plain.upper))
+    assert_array_equal(whole.lower, np.floor(plain.lower))
+    assert_array_equal(whole.upper, np.floor(plain.upper))
     found = coverages(whole, ScipyDistribution(name="randint", low=0, high=10), lattice=True)
     expected = coverage(
         mechanism(design, lattice=True), ScipyDistribution(name="randint", low=0, high=10)
     )
     assert expected == pytest.approx(found.mean(), abs=0.005)
     single = np.clip(whole.upper, None, 9) - np.clip(whole.lower, -1, None) == 1
-    np.testing.assert_allclose(found[single], 0.1)
+    assert_allclose(found[single], 0.1)
     # the value is even among the whole numbers of its range
     inside = (whole.lower == 2) & (whole.upper == 6)
     counts = np.bincount(values[inside].astype(int), minlength=10)
@@ -360,7 +354,7 @@ def test_ranges_of_whole_numbers_end_at_whole_numbers():
 def test_whole_numbers_are_narrowed_and_selected():
     anchors, values = (
         {"name": "uniform", "loc": 8, "scale": 24},
-        np.random.default_rng(0).poisson(20, size=20_000).astype(float),
+        default_rng(0).poisson(20, size=20_000).astype(float),
     )
     poisson, normal_ = {"name": "poisson", "mu": 20}, {"name": "norm", "loc": 20, "scale": 4.5}
     for design in (
@@ -384,23 +378,21 @@ def test_whole_numbers_are_narrowed_and_selected():
 def test_nulls_are_refused_or_public():
     values, is_null = np.array([1.0, np.nan, 2.0]), np.array([False, True, False])
     with pytest.raises(DataError, match="a null"):
-        designed("case1").randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
+        designed("case1").randomise(values, is_null, keyed())
     public = mechanism({**DESIGNS["case1"], "nulls": "public"})
-    released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
+    released = public.randomise(values, is_null, keyed())
     assert released.is_null.tolist() == [False, True, False]
     assert (
         np.isnan(released.lower).tolist()
         == np.isnan(released.upper).tolist()
         == [False, True, False]
     )
-    assert np.isnan(coverages(released, ScipyDistribution(name="norm"))).tolist() == [
+    assert np.isnan(coverages(released, NORMAL)).tolist() == [
         False,
         True,
         False,
     ]
-    filled = public.randomise(
-        np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f")
-    )
+    filled = public.randomise(np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), keyed())
     assert (released.lower[[0, 2]] == filled.lower[[0, 2]]).all()  # a null consumes its words
 
 
@@ -414,18 +406,18 @@ def test_what_is_no_number_is_refused(bad):
 def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypatch):
     made, values = designed(name), normal(1000)
     whole = run(made, values)
-    rng, none = stream(RunKey.insecure(3), "interval/income", "a"), np.zeros(1000, dtype=bool)
+    rng, none = keyed(), np.zeros(1000, dtype=bool)
     parts = [
         made.randomise(values[cut], none[cut], rng)
         for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))
     ]
-    np.testing.assert_array_equal(whole.lower, np.concatenate([part.lower for part in parts]))
-    np.testing.assert_array_equal(whole.upper, np.concatenate([part.upper for part in parts]))
+    assert_array_equal(whole.lower, np.concatenate([part.lower for part in parts]))
+    assert_array_equal(whole.upper, np.concatenate([part.upper for part in parts]))
     monkeypatch.setattr("dpdask.mechanisms.interval.ranges._CHUNK", 7)
-    np.testing.assert_array_equal(whole.lower, run(made, values).lower)
+    assert_array_equal(whole.lower, run(made, values).lower)
     other = run(made, values, "b")
     assert not np.array_equal(whole.lower, other.lower)
-    rest = stream(RunKey.insecure(3), "interval/income", "a")
+    rest = keyed()
     words(rest, 1000, made.step.words_per_row)
     assert words(rest, 1)[0] == words(rng, 1)[0]  # exactly so many words
 

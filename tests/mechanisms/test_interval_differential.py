@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import continuous, discrete, mixed
+from e2e.helpers import continuous, discrete, mixed, schema_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
@@ -30,7 +30,7 @@ from dpdask.mechanisms.interval.release import (
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
 from dpdask.privacy import Budget
 from dpdask.privacy.events import LocalRelease, round_up_sum
-from dpdask.schema import Column, Schema
+from dpdask.schema import Column
 from dpdask.streams import RunKey, stream, words
 
 TINY = 1e-6  # the chance that a right mechanism fails a test
@@ -177,14 +177,12 @@ def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked():
 def channel_of(made):
     """Return Pr(level | level), exactly: it is drawn in whole numbers."""
     [perturbation] = made.perturbations.values()
-    assert isinstance(perturbation.mechanism, LevelMechanism)
     return [
         [Fraction(weight, 2**TOTAL_BITS) for weight in row]
         for row in perturbation.mechanism.channel.weights.tolist()
     ]
 
 
-Outcome = tuple[float, float]
 ANCHORS = range(6)  # of RATING_RANGE
 
 
@@ -346,7 +344,7 @@ def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channe
 def test_the_reference_that_a_design_names(design, expected):
     [made] = designs(price=design).values()
     assert made.public_reference == (None if expected is None else ScipyDistribution(**expected))
-    schema = Schema.from_dict({"columns": {"price": PRICE}})
+    schema = schema_of({"price": PRICE})
     check_designs(schema, {"price": made})
     if expected is None:
         with pytest.raises(
@@ -370,9 +368,7 @@ def two(first, second):
 
 
 def bound(first, second, **budget):
-    schema = Schema.from_dict(
-        {"columns": {"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE}}
-    )
+    schema = schema_of({"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE})
     return RandomRangesMechanism(
         spec=IntervalSpec(columns=two(first, second)),
         schema=schema,
@@ -397,7 +393,6 @@ def test_decimals_that_fit_a_decimal_budget_never_spend_more(first, second):
     assert spent["rating"] == pytest.approx(first / 1000, rel=1e-15)
     assert made.designs["age"] == two(1, 1)["age"]
     least = made.spec.least_budget
-    assert least is not None
     assert least.epsilon == pytest.approx(promised)
     assert replace(made, budget=least).spending.row == {
         "rating": first / 1000,
@@ -460,9 +455,7 @@ def test_what_is_refused(column, changed, says):
     def build():
         found = designs(**{column: made})
         check_designs(
-            Schema.from_dict(
-                {"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}
-            ),
+            schema_of({column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}),
             found,
         )
         IntervalRelease.of(found, {column: CODECS[column]})

@@ -4,16 +4,15 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
-from e2e.helpers import continuous, discrete
+from e2e.helpers import continuous, discrete, schema_of
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
-from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
-from dpdask.schema import Schema
 
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -39,13 +38,11 @@ def perturbed(epsilon=1.0, reference=UNIT, **more):
 
 def bound(designs=DESIGNS, budget=None, schema=COLUMNS, **more):
     spec = validate(IntervalSpec, {"columns": designs, **more}, "interval")
-    made = bind(
+    return bind(
         spec,
-        Schema.from_dict({"columns": schema}),
+        schema_of(schema),
         None if budget is None else Budget.model_validate(budget),
     )
-    assert isinstance(made, RandomRangesMechanism)
-    return made
 
 
 def price(**changed):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mechanisms.noisy import keyed
+from mechanisms.noisy import keyed, lettered
 
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
@@ -20,17 +20,13 @@ from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
 from dpdask.privacy.events import epsilon as paid
 from dpdask.privacy.noise import deviation, excess_95
-from dpdask.stats import Domain, MarginalCounts
+from dpdask.stats import MarginalCounts
 
 DELTA = 2.0**-30
 
 
 def budget(epsilon=1.0, delta=0, **changes):
     return Budget(epsilon=epsilon, delta=delta, **{"adjacency": "add-remove", **changes})
-
-
-def named(*sizes):
-    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 
 def counts_of(domain, cliques=(), n=300):
@@ -84,11 +80,6 @@ def test_the_budget_is_kept_and_spent_and_a_unit_takes_noise_in_proportion(terms
             assert deviation(three) == pytest.approx(3 * deviation(one), rel=2e-3)
 
 
-# ---- the sensitivity, by brute force
-
-Rows = tuple[tuple[int, ...], ...]
-
-
 # ---- the tables
 
 
@@ -99,7 +90,7 @@ def noisy_of(domain, cliques=(), **options):
 
 
 def test_noise_is_added_to_each_table_at_its_place_in_any_order_of_its_attributes():
-    domain = named(2, 3, 1, 4)
+    domain = lettered(2, 3, 1, 4)
     counts = counts_of(domain, [("d", "a", "b")])
     tiny = DiscreteGaussian(sigma=1e-3, sensitivity=1.0, adjacency="add-remove")
     further = DiscreteLaplace(scale=0.02, sensitivity=1, adjacency="add-remove")
@@ -114,8 +105,7 @@ def test_noise_is_added_to_each_table_at_its_place_in_any_order_of_its_attribute
 
 
 def test_a_declared_pair_comes_before_the_pair_of_all_pairs_with_the_margin_of_its_own():
-    noisy = noisy_of(named(2, 3), [("b", "a")])
-    assert noisy.noise.pairs is not None
+    noisy = noisy_of(lettered(2, 3), [("b", "a")])
     for clique in (("a", "b"), ("b", "a")):
         own = margin_95(noisy.noise.cliques["b", "a"])
         assert noisy.margin(clique) == own < margin_95(noisy.noise.pairs)
@@ -154,7 +144,7 @@ def test_the_margin_covers_at_least_95_percent_and_hardly_more(kind, size):
     "options", [{}, {"one_way": 0}, {"pairs": 0}, {"one_way": 0, "pairs": 0}], ids=str
 )
 def test_under_add_remove_the_number_of_rows_comes_from_noisy_tables_alone(options):
-    counts = counts_of(named(2, 3, 2), [("a", "c")], n=5000)
+    counts = counts_of(lettered(2, 3, 2), [("a", "c")], n=5000)
     planned = plan_noise(budget(), 3, cliques={("a", "c"): 1.0}, **options)
     found = {
         measure(replace(counts, n_rows=n), planned, n_rows_public=False, rng=keyed("rows")).n_rows

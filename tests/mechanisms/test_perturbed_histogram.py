@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from mechanisms.noisy import keyed
+from mechanisms.noisy import keyed, lettered
+from numpy.testing import assert_array_equal
 from scipy import stats
+from strategies import level_codec, value_codec
 
 from dpdask.cells import cells
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import InputError, SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import noise as sparse
@@ -24,17 +25,13 @@ from dpdask.mechanisms.histogram.release import (
 from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
 from dpdask.privacy.events import epsilon
-from dpdask.stats.marginals import Domain, JointCounts, codes_of
+from dpdask.stats.marginals import JointCounts, codes_of
 
 ALPHA = 1e-9  # how often a right sampler may fail, per test
 
 
 def budget(epsilon=1.0, delta=0, **changes):
     return Budget(epsilon=epsilon, delta=delta, **changes)
-
-
-def named(*sizes):
-    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 
 def counts_of(domain, counts):
@@ -82,7 +79,7 @@ COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
 
 def repeated(path, times, *, factor=0.5, epsilon=0.7, domain=None):
     planned = plan(budget(epsilon), factor=factor)
-    exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
+    exact, rng = counts_of(domain or lettered(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(histogram, "DENSE_CELLS", 0 if path == "sparse" else 2**20)
         return np.stack([table(histogram.draw(exact, planned, rng=rng)) for _ in range(times)])
@@ -183,7 +180,7 @@ def test_uniform_numbers_are_uniform():
 
 
 def test_ten_to_the_eighteen_cells_take_no_time():
-    domain = named(1000, 1000, 1000, 1000, 1000, 1000)
+    domain = lettered(1000, 1000, 1000, 1000, 1000, 1000)
     planned = plan(budget(1.0), factor=9.0)
     released = histogram.draw(
         counts_of(domain, {123: 1000, 10**18 - 1: 1000}), planned, rng=keyed("large")
@@ -198,7 +195,7 @@ def test_ten_to_the_eighteen_cells_take_no_time():
 
 
 def test_thresholds_are_cut_from_the_same_noise():
-    exact = counts_of(named(30, 10), COUNTS)
+    exact = counts_of(lettered(30, 10), COUNTS)
     plain, positive, enhanced = (
         histogram.draw(exact, plan(budget(0.7), threshold=t), rng=keyed("same noise"))
         for t in ("none", "positive", "enhanced")
@@ -214,13 +211,13 @@ def test_thresholds_are_cut_from_the_same_noise():
 
 
 def test_the_number_of_rows_is_noisy_where_it_is_private():
-    exact = counts_of(named(4, 4), {3: 100_000})
+    exact = counts_of(lettered(4, 4), {3: 100_000})
     given = budget(1.0, adjacency="add-remove")
     found = [histogram.draw(exact, plan(given), rng=keyed(str(seed))).n_rows for seed in range(8)]
     assert len(set(found)) > 1
     assert all(each is not None and abs(each - 100_000) < 4000 for each in found)
     assert histogram.draw(exact, plan(given, threshold="positive"), rng=keyed("x")).n_rows is None
-    empty = histogram.draw(JointCounts.identity(named(4, 4)), plan(given), rng=keyed("empty"))
+    empty = histogram.draw(JointCounts.identity(lettered(4, 4)), plan(given), rng=keyed("empty"))
     assert empty.cut is not None
 
 
@@ -228,15 +225,15 @@ def test_the_number_of_rows_is_noisy_where_it_is_private():
 
 
 def test_sizes_are_refused_before_any_noise():
-    large = named(10_000, 1001)
+    large = lettered(10_000, 1001)
     with pytest.raises(SpecError, match="10,010,000 cells"):
         histogram.draw(JointCounts.identity(large), plan(budget(), threshold="none"))
     with pytest.raises(SpecError, match="enhanced"):
         histogram.check_size(large, plan(budget(), threshold="none"), 10**6)
     with pytest.raises(SpecError, match="noise alone would raise"):
-        histogram.check_size(named(50_000, 40_000), plan(budget(), threshold="positive"), 10**6)
-    histogram.check_size(named(10_000, 1000), plan(budget(), threshold="none"), 10**6)
-    histogram.check_size(named(50_000, 2000), plan(budget()), 10**6)
+        histogram.check_size(lettered(50_000, 40_000), plan(budget(), threshold="positive"), 10**6)
+    histogram.check_size(lettered(10_000, 1000), plan(budget(), threshold="none"), 10**6)
+    histogram.check_size(lettered(50_000, 2000), plan(budget()), 10**6)
 
 
 def test_bandwidths_are_the_papers():
@@ -248,7 +245,7 @@ def test_bandwidths_are_the_papers():
 
 
 def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
-    domain = named(10, 10, 4, 6)
+    domain = lettered(10, 10, 4, 6)
     assert list_warnings(domain, plan(budget(1.0), threshold="none"), 250_070, ("a", "b")) == []
     said = list_warnings(domain, plan(budget(0.1), threshold="none"), 250_070, ("a", "b"))
     bins = affordable_bins(250_070, 2, 24, 20.0)
@@ -262,7 +259,7 @@ def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
     assert above < 3 <= at
 
     # and weight that noise alone makes is told
-    domain = named(1000, 1000, 100)
+    domain = lettered(1000, 1000, 100)
     said = list_warnings(domain, plan(budget(1.0)), 5e6)
     assert len(said) == 2
     assert "Noise alone may raise 1,140,074 empty cells to the threshold of 8" in said[1]
@@ -277,7 +274,7 @@ def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
 def test_the_noisy_counts_of_all_cells_are_published_as_they_were_before_the_threshold(
     threshold, adjacency
 ):
-    domain = named(30, 10)
+    domain = lettered(30, 10)
     planned = plan(budget(0.7, adjacency=adjacency), threshold=threshold)
     release = histogram.draw(counts_of(domain, COUNTS), planned, rng=keyed(threshold + adjacency))
     [rows] = release.list_counts()
@@ -285,22 +282,22 @@ def test_the_noisy_counts_of_all_cells_are_published_as_they_were_before_the_thr
     counts = rows["count"].to_numpy()
     assert len(counts) == 300
     kept = counts >= release.cut if release.cut else counts != 0
-    np.testing.assert_array_equal(np.flatnonzero(kept), release.keys)
-    np.testing.assert_array_equal(counts[kept], release.weights)
+    assert_array_equal(np.flatnonzero(kept), release.keys)
+    assert_array_equal(counts[kept], release.weights)
     exact = np.zeros(300)
     exact[list(COUNTS)] = list(COUNTS.values())
     z = (counts - exact) / rows["standard_deviation"][0].as_py()
     assert abs(np.mean(z**2) - 1.0) < stats.norm.isf(ALPHA) * np.sqrt(5.0 / 300)
     assert (counts < 0).any()
     again = NoisyHistogram.from_bytes(release.to_bytes(), "here")
-    np.testing.assert_array_equal(again.every, counts)
+    assert_array_equal(again.every, counts)
 
 
 def test_of_many_cells_only_those_that_are_listed_are_there(monkeypatch):
     monkeypatch.setattr(histogram, "DENSE_CELLS", 299)
     for threshold in ("enhanced", "none"):
         planned = plan(budget(0.7), threshold=threshold)
-        release = histogram.draw(counts_of(named(30, 10), COUNTS), planned, rng=keyed("many"))
+        release = histogram.draw(counts_of(lettered(30, 10), COUNTS), planned, rng=keyed("many"))
         assert len(release.keys)
         assert release.list_counts() == ()
 
@@ -308,7 +305,7 @@ def test_of_many_cells_only_those_that_are_listed_are_there(monkeypatch):
 @pytest.mark.parametrize("wrong", ["shape", "type", "kept", "weight"])
 def test_counts_of_all_cells_that_are_not_those_of_the_listed_ones_are_refused(wrong):
     planned = plan(budget(0.7))
-    release = histogram.draw(counts_of(named(30, 10), COUNTS), planned, rng=keyed("wrong"))
+    release = histogram.draw(counts_of(lettered(30, 10), COUNTS), planned, rng=keyed("wrong"))
     every = release.every.copy()
     if wrong == "shape":
         every = every[1:]
@@ -338,21 +335,8 @@ def released(weights, domain):
     )
 
 
-def floats(name="x", **changes):
-    return ValueCodec(
-        **{
-            "name": name,
-            "type": pa.float64(),
-            "bounds": (0.0, 10.0),
-            "atoms": (),
-            "nulls": False,
-            **changes,
-        }
-    )
-
-
 def test_synthetic_rows_follow_the_positive_weights():
-    given = released({0: 30, 3: -50, 4: 0, 5: 70}, named(2, 3))
+    given = released({0: 30, 3: -50, 4: 0, 5: 70}, lettered(2, 3))
     codes = given.sample_codes(20_000, rng=keyed("rows"))
     assert codes.shape == (2, 20_000)
     assert codes.dtype == np.uint8
@@ -362,31 +346,31 @@ def test_synthetic_rows_follow_the_positive_weights():
     assert given.sample_codes(0, rng=keyed("rows")).shape == (2, 0)
     for nothing in ({}, {1: -3}):
         with pytest.raises(SpecError, match="no cell has a positive weight"):
-            released(nothing, named(2, 3)).sample_codes(5, rng=keyed("rows"))
+            released(nothing, lettered(2, 3)).sample_codes(5, rng=keyed("rows"))
 
 
 def test_centres_of_every_kind_of_cell():
-    assert centres(cells(floats(atoms=(0.0, 5.0), nulls=True), 2)).to_pylist() == [
+    assert centres(cells(value_codec(atoms=(0.0, 5.0), nulls=True), 2)).to_pylist() == [
         None,
         0.0,
         5.0,
         2.5,
         7.5,
     ]
-    whole = ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 10.0), atoms=(), nulls=False)
+    whole = value_codec("n", pa.int32(), bounds=(1.0, 10.0))
     assert centres(cells(whole, 2)).to_pylist() == [3.0, 8.0]  # 1..5 and 6..10
     assert centres(cells(whole, 5)).to_pylist() == [1.5, 3.5, 5.5, 7.5, 9.5]
-    days = ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 9.0), atoms=(), nulls=False)
+    days = value_codec("day", pa.date32(), bounds=(0.0, 9.0))
     assert [str(day) for day in centres(cells(days, 5)).to_pylist()][:2] == [
         "1970-01-01",
         "1970-01-03",
     ]
-    null_level = LevelCodec(name="t", levels=pa.array([None, 3, 4]), ordered=True)
+    null_level = level_codec([None, 3, 4], "t")
     assert centres(cells(null_level, 1)).to_pylist() == [None, 3, 4]
 
 
 def test_redrawn_histograms_add_the_same_noise_again():
-    exact = counts_of(named(200, 100), {5: 10**6})
+    exact = counts_of(lettered(200, 100), {5: 10**6})
     once = histogram.draw(exact, plan(budget(0.5), threshold="none"), rng=keyed("once"))
     again = table(once.redraw(keyed("again"))) - table(once)
     alpha = math.exp(-0.25)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, categorical, continuous, read_card, run_here, write_job
+from e2e.helpers import call_cli, categorical, continuous, read_card, run_here, schema_of, write_job
+from numpy.random import default_rng
 
 import dpdask
 from dpdask.cells import cells
@@ -45,7 +46,7 @@ BINS = {"age": [0, 15, 30, 45, 60, 75], "income": 20}
 
 def people(n, seed=1):
     """Return people of whom all keep the rules."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     age, sex = rng.integers(0, 100, n), rng.choice(["F", "M"], n)
     married = (age > 20) & (rng.random(n) < 0.6)
     role = np.where(
@@ -175,7 +176,7 @@ def compile_rules(*rules):
 
 def test_rules_are_those_of_plain_python():
     found, names, cut = compile_rules(*RULES)
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     codes = np.stack([rng.integers(0, cut[name].size, 20_000) for name in names]).astype(np.uint8)
     kept = found.keep(codes)
     value = dict(zip(names, codes, strict=True))
@@ -234,6 +235,8 @@ def test_contradictions_are_named_without_a_table(rules, says):
         ({"forbid": {"age": 3, "sex": "M"}}, BINS, "has the lowest and the highest one"),
         ({"forbid": {"age": [0, 14], "sex": "M"}}, "adaptive", "its cells are found"),
         ({"columns": ["age", "sex"], "allow": [[3, "M"]]}, BINS, "`allow` lists pairs of levels"),
+        ({"forbid": {"age": [14, 0], "sex": "M"}}, BINS, "no value of the column lies between 14"),
+        ({"forbid": {"income": [-5, -1], "sex": "M"}}, BINS, "lies between -5 and -1; write the"),
     ],
 )
 def test_ranges_of_numbers_are_made_of_whole_cells(rule, bins, says):
@@ -242,7 +245,7 @@ def test_ranges_of_numbers_are_made_of_whole_cells(rule, bins, says):
 
 
 def test_rules_that_the_table_breaks_end_in_one_line():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     table = pd.DataFrame(
         {"a": ["x"] * 5_000, "b": rng.choice(["u", "v"], 5_000, p=[0.9999, 0.0001])}
     )
@@ -278,7 +281,7 @@ def test_rows_keep_no_conditions(rule):
 
 
 def test_a_schema_without_rules_is_written_as_before():
-    assert "rules" not in Schema.from_dict({"columns": COLUMNS}).model_dump(mode="json")
+    assert "rules" not in schema_of(COLUMNS).model_dump(mode="json")
     rule = Rule.model_validate({"if": {"day": dt.date(2020, 1, 1)}, "then": {"sex": "M"}})
     assert Rule.model_validate(rule.model_dump()) == rule
 
@@ -298,3 +301,20 @@ def test_a_range_of_numbers_with_a_fraction_ends_before_its_end_unless_that_is_t
         fit([{"forbid": {"sex": "M", "income": [0, 7_000]}}], bins=bins).plan(table)
     with pytest.raises(SpecError, match="begin cells in `bins` at 0 and 51"):
         fit([{"forbid": {"sex": "M", "age": [0, 50]}}]).plan(table)
+
+
+def test_a_rule_names_an_atom_of_numbers_with_a_fraction():
+    rng = default_rng(1)
+    pay = rng.choice(["cash", "card"], 4_000)
+    tip = np.where((pay == "card") & (rng.random(4_000) < 0.8), rng.gamma(2, 2, 4_000), 0.0)
+    columns = {
+        "pay": categorical(["cash", "card"]),
+        "tip": {"role": "privatise", "kind": "mixed", "atoms": [0], "bounds": [0, 50]},
+    }
+    rule = {"if": {"pay": "cash"}, "then": {"tip": [0, 0]}}
+    schema = Schema.from_dict({"columns": columns, "rules": [rule]})
+    copula = dpdask.GaussianCopula(schema, epsilon=0.5, delta=1e-6, bins=9, insecure_seed=1)
+    with copula.fit(pd.DataFrame({"pay": pay, "tip": tip})) as release:
+        drawn = release.sample(5_000, seed=1).compute()
+    assert (drawn["tip"][drawn["pay"] == "cash"] == 0.0).all()
+    assert (drawn["tip"] > 0.0).mean() > 0.2

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
+from e2e.helpers import schema_of
 from mechanisms import toy
 from mechanisms.contract import PRIVACY, MechanismContract
 
 from dpdask.mechanisms import card, registry
-from dpdask.schema import Schema
 
 FEW = {"level": {"role": "privatise", "kind": "discrete", "levels": [1, 2]}}
 JOB = {
@@ -46,7 +46,7 @@ class TestToy(MechanismContract):
 
     def estimator(self, **changes):
         columns = changes.pop("columns", self.columns())
-        return toy.Toy(Schema.from_dict({"columns": columns}), factor=2)
+        return toy.Toy(schema_of(columns), factor=2)
 
 
 def install(folder, name, module, text=None):

@@ -7,17 +7,18 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
+from e2e.helpers import schema_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from scipy import stats
+from strategies import level_codec, value_codec
 
 from dpdask.cells import cells
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.dip.tree import (
     MAX_WEIGHTS,
-    TreeMechanism,
     check_tree,
     clean_tables,
     compose_events,
@@ -33,7 +34,6 @@ from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, LocalRelease, leaves
 from dpdask.privacy.events import epsilon as priced
 from dpdask.references.histogram import Tree
-from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream
 
@@ -52,22 +52,20 @@ def spend_tree(budget, tree, columns, weights=None):
     declared = {
         name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in columns
     }
-    schema = Schema.from_dict({"columns": declared | {"id": {"role": "drop"}}})
-    found = bind(DipSpec(reference=tree, weights=weights), schema, budget)
-    assert isinstance(found, TreeMechanism)
-    return found
+    schema = schema_of(declared | {"id": {"role": "drop"}})
+    return bind(DipSpec(reference=tree, weights=weights), schema, budget)
 
 
 def level_cells(sizes):
     return {
-        name: cells(LevelCodec(name=name, levels=pa.array(range(size)), ordered=name != "c"), 1)
+        name: cells(level_codec(range(size), name, ordered=name != "c"), 1)
         for name, size in sizes.items()
     }
 
 
 def chain(sizes, seed=5):
     """Return the distribution of the first column, and of each further one given the one before: strong dependence, no zeros."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     n = list(sizes.values())
     return rng.dirichlet(np.full(n[0], 5.0)), [
         rng.dirichlet(np.full(after, 0.7), size=before) * 0.9 + 0.1 / after
@@ -77,7 +75,7 @@ def chain(sizes, seed=5):
 
 def chain_codes(sizes, n, seed=5):
     first, steps = chain(sizes, seed)
-    rng = np.random.default_rng(seed + 1)
+    rng = default_rng(seed + 1)
     codes = [rng.choice(len(first), p=first, size=n)]
     for step in steps:
         codes.append((rng.random(n)[:, None] > step[codes[-1]].cumsum(axis=1)[:, :-1]).sum(axis=1))
@@ -228,16 +226,14 @@ def test_released_rows_follow_the_exact_law_and_no_other():
 
 
 MIXED = {
-    "income": ValueCodec(
-        name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True
-    ),
-    "age": ValueCodec(name="age", type=pa.int16(), bounds=(18.0, 99.0), atoms=(), nulls=False),
-    "town": LevelCodec(name="town", levels=pa.array([None, "x", "y"]), ordered=False),
+    "income": value_codec("income", bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True),
+    "age": value_codec("age", pa.int16(), bounds=(18.0, 99.0)),
+    "town": level_codec([None, "x", "y"], "town", ordered=False),
 }
 
 
 def mixed_batch(n=30_000, seed=3):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     trait = rng.random(n)
     income = np.where(trait < 0.3, 0.0, np.where(trait < 0.5, 50.0, 100 * trait))
     age = 18 + (81 * np.where(rng.random(n) < 0.7, trait, rng.random(n))).astype(np.int16)
@@ -279,7 +275,7 @@ def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells():
 
 def sparse(seed, n):
     """Return tables of few rows: many empty cells, levels that nobody has."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     sizes = tuple(int(size) for size in rng.integers(1, 9, size=int(rng.integers(1, 5))))
     trait = rng.random(n)
     codes = np.stack(

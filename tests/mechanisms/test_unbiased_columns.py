@@ -5,7 +5,7 @@ import datetime as dt
 import numpy as np
 import pandas as pd
 import pytest
-from e2e.helpers import categorical, charging_entries, continuous, discrete, mixed
+from e2e.helpers import categorical, charging_entries, continuous, discrete, mixed, schema_of
 
 import dpdask
 from dpdask.engine.account import open_ledger
@@ -24,7 +24,7 @@ def dip(columns, **given):
         "insecure_seed": 1,
         **given,
     }
-    return dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), **parameters)
+    return dpdask.DIP(schema_of(columns), **parameters)
 
 
 def test_the_card_gives_the_line_that_makes_group_means_unbiased():

@@ -116,7 +116,7 @@ class ToyDescription(NoisyCountsDescription):
     def how(self):
         return "the noisy number of rows"
 
-    def stages(self, columns, *, uncounted):
+    def stages(self, columns):
         return ("tabulate: count the rows", "fit: noise on their number")
 
     def expectations(self, columns):

@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from e2e.helpers import categorical, continuous, run_here, write_job
+from e2e.helpers import categorical, continuous, load, run_here, write_job
 
 from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.plan import make_page_of_plan, plan_job
 from dpdask.mechanisms.card import Card
 
 EVIL = "<script>document.title='run'</script>"
@@ -30,10 +31,14 @@ SCHEMA = {
     "group": {"role": "keep", "type": "string"},
     "name": {"role": "drop", "type": "string"},
 }
-VOID = {"meta", "img", "br"}
+SEVEN = {
+    **{f"{name} {copy}": SCHEMA[name] for copy in (1, 2) for name in (EVIL, "income", "day")},
+    "income 3": SCHEMA["income"],
+}
+VOID = {"meta", "img", "br", "input"}
 
 
-def write_table(folder, n_rows=600):
+def write_table(folder, columns=(), n_rows=600):
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
     income = np.where(rng.random(n_rows) < 0.1, None, rng.gamma(2.0, 100.0, n_rows).clip(0, 1000))  # type: ignore[call-overload]  # of objects
@@ -48,12 +53,15 @@ def write_table(folder, n_rows=600):
             "name": pa.array(["n"] * n_rows),
         }
     )
+    for name in columns:
+        if name in SEVEN:
+            table = table.append_column(name, table[name[:-2]])
     pq.write_table(table, folder / "part.0.parquet")
     return folder
 
 
-def release(folder, **changed):
-    """Release the table and return the output."""
+def write(folder, **changed):
+    """Write the table and a job that releases it, and return the job."""
     given = {
         "schema": SCHEMA,
         "about": ABOUT,
@@ -61,8 +69,20 @@ def release(folder, **changed):
         "mechanism__channel": "optimal",
         **changed,
     }
-    run_here(write_job(folder, write_table(folder / "in"), folder / "out", **given))
+    table = write_table(folder / "in", given["schema"])
+    return write_job(folder, table, folder / "out", **given)
+
+
+def release(folder, **changed):
+    """Release the table and return the output."""
+    run_here(write(folder, **changed))
     return folder / "out"
+
+
+def plan_page(folder, **changed):
+    """Return the page of the plan of a release."""
+    job = load(write(folder, **changed))
+    return make_page_of_plan(job, plan_job(job))
 
 
 def synthetic(folder, **changed):

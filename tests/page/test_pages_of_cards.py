@@ -34,15 +34,21 @@ def test_a_frame_has_a_page(tmp_path):
     page = read_page({**fitted.card, "name": EVIL, "about": {"issuer": "The clinic"}}, tmp_path)
     for told in (
         fitted.card["guarantee"]["text"],
-        "Issued by The clinic.",
+        "Issued by The clinic",
         "2020-01-01 to 2021-12-31",
         "made from the card alone",
         "x: 2 levels. A level",
     ):
         assert told in page.text
+    shown = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<strong>Protected:</strong> the values of all rows" in shown
+    assert "<strong>Not protected:</strong> none;" in shown
+    earlier = {key: value for key, value in fitted.card["guarantee"].items() if key != "parts"}
+    (tmp_path / "earlier").mkdir()
+    old = read_page({**fitted.card, "guarantee": earlier}, tmp_path / "earlier")
+    assert earlier["text"] in old.text
     assert not page.all("script")
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
-    assert {link["href"] for link in page.all("a")} <= {f"#{name}" for name in ids}
     assert not ids & {"analysis", "files"}
     with pytest.raises(dpdask.OutputError, match="there already"):
         read_page(fitted.card, tmp_path)
@@ -83,7 +89,7 @@ def test_a_survey_has_a_page(tmp_path):
     )
     page = read_page(survey.card, tmp_path)
     assert survey.card["guarantee"]["text"] in page.text
-    assert "Nobody: each value was randomised where it was asked" in page.text
+    assert "Trust: nobody. Each value was randomised where it was asked" in page.text
     assert "2020-01-01 to 2021-12-31" in page.text
 
 

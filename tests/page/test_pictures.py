@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dpdask.page import pictures
-from dpdask.page.pictures import Bar, ReleasedHistogram
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,46 +17,21 @@ def read(address, kind="image/svg+xml"):
     return base64.b64decode(data)
 
 
-def histogram(*bars):
-    return ReleasedHistogram(
-        column="x",
-        bars=tuple(Bar(label=label, share=share, margin=margin) for label, share, margin in bars),
-    )
-
-
 def texts(drawn):
     return [each.text or "" for each in drawn.iter(f"{SVG}text")]
-
-
-def test_bars_are_as_long_as_shares():
-    drawn = ET.fromstring(
-        read(
-            pictures.draw_histogram(histogram(("a", 0.5, 0.1), ("b", 0.25, None), ("c", 0.0, 0.05)))
-        )
-    )
-    bars = [
-        float(each.attrib["width"])
-        for each in drawn.iter(f"{SVG}rect")
-        if each.attrib["width"] != "100%"
-    ]
-    assert bars[1] == pytest.approx(bars[0] / 2, abs=0.1)
-    assert bars[2] == 0.0
-    assert texts(drawn)[:3] == ["a", "b", "c"]
-    assert texts(drawn)[-1] == "share in %"
 
 
 def test_any_label_can_be_drawn():
     hostile = ['<script>&"', "a\x00b\x0b\ud800", "\u65e5" * 40, "x" * 40, ""]
     drawn = ET.fromstring(
-        read(pictures.draw_histogram(histogram(*((label, 0.2, 0.01) for label in hostile))))
+        read(pictures.draw_table(np.eye(5), hostile, across="", down="", most=1.0))
     )
-    found = texts(drawn)
-    assert found[:4] == [
+    assert {
         '<script>&"',
         "a\ufffdb\ufffd\ufffd",
         "\u65e5" * 13 + "\u2026",
         "x" * 27 + "\u2026",
-    ]
+    } <= set(texts(drawn))
     assert all(float(each.attrib["x"]) >= 0.0 for each in drawn.iter(f"{SVG}text"))
 
 

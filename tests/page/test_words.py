@@ -1,9 +1,16 @@
 """What a page says in words: gains of an attacker, what a second release costs, and what a ledger leaves."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 
+from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Card, find_guidance
 from dpdask.page import make_page, render
+from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
+from dpdask.privacy.budget import guarantee_text
 
 
 def make_card(*, left_out=0.0, insecure=False, **changed):
@@ -51,6 +58,82 @@ def test_the_gain_is_told_in_words():
         == render.describe_again(make_card(insecure=True))
         == ""
     )
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 1e-3), (3.0, 0.1), (200.0, 0.0)])
+def test_no_guess_is_right_more_often_than_a_page_says(epsilon, delta):
+    """The worst mechanism of all: it tells the value with probability δ, and else answers at random as ε allows."""
+    odds = math.exp(min(epsilon, 100.0))
+    told = (1.0 - delta) * np.array([odds, 1.0]) / (1.0 + odds)
+    one, other = np.append(told, [delta, 0.0]), np.append(told[::-1], [0.0, delta])
+    right = np.maximum(one, other).sum() / 2
+    assert render.bound_guess(epsilon, delta) == pytest.approx(right, rel=1e-12)
+    assert render.bound_guess(epsilon, delta) >= render.bound_guess(epsilon, 0.0)
+
+
+def test_a_unit_has_the_name_that_people_give_it():
+    named = UnitColumn(column="pid", max_rows=3, name="patient")
+    plain = UnitColumn(column="pid", max_rows=3)
+    for text in (guarantee_text, noisy_counts_text):
+        budgets = [Budget(epsilon=1.0, unit=unit) for unit in (named, plain)]
+        words = ("the values", "none") if text is guarantee_text else ()
+        told, untold = (str(text(budget, *words)) for budget in budgets)
+        assert "of one patient (one value of pid), of which at most 3" in told
+        assert "a person with several pid values" in told
+        assert "patient" not in untold
+    assert "name" not in plain.model_dump()
+    page = make_page(make_card(guarantee={"unit": named.model_dump()}))[0].decode()
+    for said in (
+        "<h1>X, released with ε = 1 for every patient</h1>",
+        "which of two values a patient had",
+        "The unit is one patient: all rows that share a value of pid; at most 3 of them are used.",
+        "Each value of pid is one patient, and nobody has two.",
+    ):
+        assert said in page
+    with pytest.raises(SpecError, match="UnitColumn, name"):
+        UnitColumn(column="pid", max_rows=3, name="<b>")
+
+
+@pytest.mark.parametrize(
+    ("changed", "title", "covered", "not_covered"),
+    [
+        ({}, "X, released with ε = 1 for every row", "Every row", "General facts"),
+        ({"left_out": 0.1}, "X, released with ε = 1 for 90 % of the rows", "90 %", "10 % of the"),
+        (
+            {"insecure": True},
+            "X, released for tests: it protects nobody",
+            "Nobody",
+            "General facts",
+        ),
+        (
+            {
+                "guarantee": {"epsilon": None, "protected": {"what": "x"}, "unit": "value"},
+                "accounting": {"composition": "", "epsilon_exact": None},
+            },
+            "X, released as ranges, with no ε",
+            "Every value, by a range",
+            "General facts",
+        ),
+        (
+            {"columns": {"y": {"role": "kept"}}},
+            "X, released with ε = 1 for every row",
+            "Every row",
+            "1 copied column",
+        ),
+    ],
+)
+def test_the_first_screen_says_how_much_who_and_what_not(changed, title, covered, not_covered):
+    left_out = changed.get("left_out", 0.0)
+    who = {"who": "x", "fraction": 1.0 - left_out, "of": "rows"}
+    changed = {"guarantee": {"protected": who}} | changed
+    page = make_page(make_card(**changed))[0].decode()
+    assert f"<h1>{title}</h1>" in page
+    large = re.findall(r'<p class="large">(.*?)</p>', page)
+    assert len(large) == 3
+    assert large[1].startswith(covered)
+    assert large[2].startswith(not_covered)
+    bound = "no bound" if changed.get("insecure") or "ranges" in title else "at most 73.2 %"
+    assert f"<span>with this release</span><span>{bound}</span>" in page
 
 
 @pytest.mark.parametrize(

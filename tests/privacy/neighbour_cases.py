@@ -226,6 +226,24 @@ def central_cases():
         )
 
 
+def person_cases():
+    """Yield the cases of tables in which each person weighs 1."""
+    schema = {**CENTRAL_SCHEMA, "y": {**Y, "constant": True}}
+    for adjacency in ("replace-one", "add-remove"):
+        yield Case(
+            name=f"marginals-persons-{adjacency}",
+            mechanism={
+                "kind": "marginals",
+                "persons": True,
+                "cliques": [["y"], ["x"], ["x", "y"]],
+            },
+            schema=schema,
+            delta=1e-3,
+            adjacency=adjacency,
+            unit=WHO,
+        )
+
+
 def interval_cases():
     """Yield the cases of interval-differential columns, the only ranges that have an ε."""
     perturb = {"epsilon": EPSILON, "reference": {"kind": "known", **KNOWN["x"]}}

@@ -8,6 +8,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal
@@ -378,3 +379,13 @@ def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_sc
         exact(tuple(replace(event, sigma=event.sigma * (1.0 - 1e-7)) for event in expected), 1e-6)
         > 4.0
     )
+
+
+@pytest.mark.parametrize("sigma", [1.5, 10.0, 40.0])
+def test_noise_on_a_fine_lattice_costs_what_continuous_noise_does(sigma):
+    """Many counts may change by little there, and each of them adds nothing that can be seen."""
+    fine = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-5)
+    continuous = fine.get_epsilon_for_delta(1e-9)
+    for whole in (2.0**10, 2.0**20, 2.0**26):
+        found = epsilon(gaussian(sigma * whole, sensitivity=whole, count=1), 1e-9)
+        assert continuous * (1 - 1e-3) <= found <= continuous * (1 + 1e-3)

@@ -1,5 +1,7 @@
+import copy
 import json
 import math
+import pickle
 import re
 
 import pytest
@@ -17,6 +19,7 @@ from dpdask.privacy import (
     noisy_counts_text,
     split_epsilon,
 )
+from dpdask.privacy.budget import say_part, wrap_promise
 
 
 def budget(text):
@@ -136,10 +139,9 @@ def bound(epsilon, delta=0.0):
 def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     text = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows")
     assert (
-        "ε = 1 differentially private (δ = 0, replace-one, unit: one row). Protected: the released rows. Not protected: the held-out rows."
+        "ε = 1 differentially private (δ = 0, replace-one, unit: one row). Protected: the released rows; a person with k released rows is protected by k·ε. Not protected: the held-out rows."
         in text
     )
-    assert "a person with k released rows is protected by k·ε" in text
     assert "at most 13.6 %;" in text
     assert "hardly any protection" not in text
     assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith(
@@ -176,16 +178,16 @@ def test_a_central_guarantee_says_all_of_the_promise():
     assert central(epsilon=1.0, delta=2.0**-30) == (
         "Everything that is released is computed from noisy statistics, which are ε = 1 differentially private "
         "(δ = 9.32e-10, replace-one: one row's values change, unit: one row). "
-        "Protected: every row of the table. Not protected: none; everything that is released comes from noisy counts of all rows. "
-        "The number of rows is published as it is; a person with k rows is protected by k·ε and k·exp((k-1)·ε)·δ. "
+        "Protected: every row of the table; a person with k rows is protected by k·ε and k·exp((k-1)·ε)·δ. "
+        "Not protected: none; everything that is released comes from noisy counts of all rows. The number of rows is published as it is. "
         "An attacker who tests whether a row had one value rather than another, at a false-alarm rate of 5 %, "
         "detects it with probability at most 13.6 %; blind guessing detects 5 %."
     )
     assert central(epsilon=3.0, adjacency="add-remove") == (
         "Everything that is released is computed from noisy statistics, which are ε = 3 differentially private "
         "(δ = 0, add-remove: one row is present or absent, unit: one row). "
-        "Protected: every row of the table. Not protected: none; everything that is released comes from noisy counts of all rows. "
-        "The number of rows is private; a person with k rows is protected by k·ε. "
+        "Protected: every row of the table; a person with k rows is protected by k·ε. "
+        "Not protected: none; everything that is released comes from noisy counts of all rows. The number of rows is private. "
         "An attacker who tests whether a row is there, at a false-alarm rate of 5 %, detects it with probability at most 95.3 %, "
         "and one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most 99.8 %; "
         "blind guessing detects 5 %. This is hardly any protection."
@@ -259,3 +261,41 @@ def test_little_protection_is_said_of_where_the_number_of_rows_is_public():
     [verbatim] = list_cautions(Budget(epsilon=1.0, delta=1e-3), 1000)
     assert "publishing one random row verbatim would satisfy the same guarantee" in verbatim
     assert list_cautions(Budget(epsilon=1.0, delta=1e-3), None) == []
+
+
+PARTS = ["promise", "protected", "not protected", "published", "attacker"]
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize(
+    "unit", ["row", UnitColumn(column="user", max_rows=3)], ids=["row", "unit"]
+)
+def test_a_promise_is_its_parts(adjacency, unit):
+    budget = Budget(epsilon=1.0, delta=1e-6, adjacency=adjacency, unit=unit)
+    for promise in (guarantee_text(budget, "all rows", "none"), noisy_counts_text(budget)):
+        assert [part for part, _ in promise.parts] == PARTS
+        assert " ".join(map(say_part, promise.parts)) == promise
+        assert (
+            copy.deepcopy(promise).parts
+            == pickle.loads(pickle.dumps(promise)).parts
+            == promise.parts
+        )
+        told = promise.list_parts("INSECURE: ")
+        assert told[0]["text"] == f"INSECURE: {promise.parts[0][1]}"
+        assert [each["text"] for each in told[1:]] == [text for _, text in promise.parts[1:]]
+
+
+def test_a_promise_is_wrapped_and_each_part_begins_a_line():
+    promise = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows")
+    lines = list(wrap_promise(promise))
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("  promise   Each released row's")
+    assert all(line.startswith(" " * 12 + line.strip()[0]) for line in lines[1:])
+    assert " ".join(line.removeprefix("  promise").strip() for line in lines) == promise
+    starts = {line.strip() for line in lines}
+    for text in map(say_part, promise.parts):
+        assert any(text.startswith(start.removeprefix("promise").strip()) for start in starts)
+    # of an extension, which may tell its promise as a text without parts
+    assert " ".join(line.strip() for line in wrap_promise("a promise " * 30)).split()[1:] == (
+        ["a", "promise"] * 30
+    )

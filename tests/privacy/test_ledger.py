@@ -250,6 +250,40 @@ def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url):
     ledger.intend("lax", "large", Charge(epsilon=3.9999))
 
 
+_NOISE = DiscreteGaussian(sigma=20.0, sensitivity=1.0, adjacency="replace-one", count=2)
+
+
+@pytest.mark.parametrize(
+    ("like", "strict", "least", "most"),
+    [
+        (Charge(epsilon=0.3), False, 11, 11),
+        (Charge(epsilon=0.7), False, 5, 5),
+        (Charge(epsilon=5.0), False, 0, 0),
+        (Charge(epsilon=1e-4), False, 100, 100),
+        (Charge(epsilon=1.2), True, 2, 2),
+        (Charge(epsilon=0.035), True, 99, 99),  # the last one leaves room for a refusal of 0.04
+        # more than division says: the noise of several releases is composed
+        (Charge(epsilon=0.45, delta=1e-9, event=to_dict(Composed(events=(_NOISE,)))), False, 9, 99),
+    ],
+)
+def test_what_there_is_room_for_is_what_the_ledger_takes(like, strict, least, most, url):
+    ledger = Ledger(url, compose=compose)
+    ledger.init("room", 4.0, 1e-6 if like.delta else 0.0, strict=strict)
+    ledger.intend("room", "first", Charge(epsilon=0.5))
+    told, taken = ledger.show("room").count_further(like), 0
+    assert least <= told <= most
+    while taken < 100:
+        try:
+            ledger.intend("room", str(taken), like)
+        except BudgetError:
+            break
+        ledger.commit("room", str(taken))
+        taken += 1
+    assert told == taken
+    if 0 < taken < 100:
+        assert ledger.show("room").further == 0
+
+
 def test_a_draw_is_recorded_once(ledger):
     ledger.intend("ratings", "run-1", HALF)
     drawn = ledger.draw("ratings", "run-1", "abc")

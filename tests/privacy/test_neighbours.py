@@ -14,6 +14,7 @@ from privacy.neighbour_cases import (
     central_cases,
     dip_cases,
     interval_cases,
+    person_cases,
     table,
     write_public,
 )
@@ -24,7 +25,10 @@ from dpdask.io import parquet
 from dpdask.mechanisms.marginals import spec as tables
 
 PUBLIC = "(the public table)"
-CASES = {case.name: case for case in (*dip_cases(PUBLIC), *central_cases(), *interval_cases())}
+CASES = {
+    case.name: case
+    for case in (*dip_cases(PUBLIC), *central_cases(), *interval_cases(), *person_cases())
+}
 THOROUGH = Effort(looked=300, gap=0.15, judged=1500)
 EXACT = Effort(
     judged=40

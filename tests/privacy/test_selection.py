@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpdask.errors import SpecError
+from dpdask.mechanisms import levels
 from dpdask.mechanisms.marginals.noise import plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.events import (
@@ -24,7 +25,7 @@ from dpdask.privacy.events import (
     to_dict,
 )
 from dpdask.privacy.ledger import Charge
-from dpdask.privacy.noise import bound_tail, find_threshold, select_keys
+from dpdask.privacy.noise import bound_tail, find_threshold, select_keys, weigh_keys
 from dpdask.streams import RunKey, stream
 
 SCALES = (0.3, 0.7, 1.0, 2.5, 8.0, 40.0)
@@ -227,6 +228,98 @@ def test_the_textbook_threshold_lets_new_keys_through_too_often(make):
     assert too_often > 10
 
 
+# ---- weights: a unit of few keys adds more to each
+
+
+def weighted(make, scale, keys, adjacency="add-remove", weight=3, delta=0.01):
+    """A selection in which a unit with all its keys weighs so much in each."""
+    moved = keys if make is laplace else math.sqrt((1 + (adjacency == "replace-one")) * keys)
+    noise = replace(make(scale * weight, keys, adjacency), sensitivity=weight * moved)
+    return KeySelection(noise=noise, keys=keys, delta=delta, weight=weight)
+
+
+def weighted_neighbours(selection, weights, threshold):
+    """Which keys differ: of a unit with each number of keys, new ones, old ones of little weight, and ones about the threshold."""
+    units = []
+    for n_keys in range(1, selection.keys + 1):
+        own = int(weights[n_keys])
+        kinds = [(own + other, other) for other in (0, 1, threshold)]
+        units += map(list, itertools.combinations_with_replacement(kinds, n_keys))
+    if selection.adjacency == "add-remove":
+        return [[unit] for unit in units]
+    turned = [[(b, a) for a, b in unit] for unit in units]
+    return [[one, other] for one in units for other in turned]
+
+
+def worst_delta(selection, weights, at):
+    threshold = find_threshold(selection)
+    return max(
+        exact_delta(release(selection.noise, threshold, None, moves), at)
+        for moves in weighted_neighbours(selection, weights, threshold)
+    )
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize(("make", "scale"), [(laplace, 1.2), (gaussian, 1.5), (gaussian, 0.5)])
+def test_weights_cost_no_more_than_is_accounted(make, scale, adjacency):
+    """Of small noise, weights are cut so that no unit's own keys are listed too often; with power."""
+    selection, total = weighted(make, scale, 2, adjacency), 0.015
+    weights, at = weigh_keys(selection, 2), epsilon(selection, total)
+    assert math.isfinite(at)
+    assert worst_delta(selection, weights, at) <= total * (1 + 1e-9)
+    threshold = find_threshold(selection)
+    assert worst_delta(selection, weights + threshold // 3, at) > total
+
+
+@pytest.mark.parametrize("make", [laplace, gaussian])
+@pytest.mark.parametrize(("scale", "weight"), [(0.3, 7), (0.7, 8), (2.0, 5), (9.0, 3)])
+def test_weights_are_the_largest_that_hold(make, scale, weight):
+    """By exact sensitivities and tails; every one more of a weight breaks one of them."""
+    keys, delta = 9, 1e-4
+    selection = weighted(make, scale, keys, weight=weight, delta=delta)
+    weights, threshold = weigh_keys(selection, keys).tolist(), find_threshold(selection)
+    assert weights[0] == 0
+    assert weights[keys] == weight
+    assert sorted(weights[1:], reverse=True) == weights[1:]
+    power = 1 if make is laplace else 2
+    for n_keys in range(1, keys + 1):
+        with mpmath.workdps(40):
+            most = -mpmath.expm1(mpmath.log1p(-mpmath.mpf(delta)) / n_keys)
+
+        def holds(own, n_keys=n_keys, most=most):
+            moved = n_keys * own**power <= keys * weight**power
+            # noise that is symmetric about 0 reaches less than 1 always too often
+            return (
+                moved and own < threshold and exact_tail(selection.noise, threshold - own) <= most
+            )
+
+        assert holds(weights[n_keys])
+        assert not holds(weights[n_keys] + 1)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("adjacency", "keys", "cost"),
+    [("add-remove", 2, 1.0), ("replace-one", 3, 10.0), ("add-remove", 50, 10.0)],
+)
+def test_persons_are_never_listed_less_often_than_by_uniform_counts(
+    adjacency, keys, cost, monkeypatch
+):
+    """Every unit weighs at least as much as one with all its keys, and the threshold is no higher than that of whole numbers."""
+    unit = {"column": "user", "max_rows": keys}
+    budget = Budget(epsilon=cost, delta=1e-6, adjacency=adjacency, unit=unit)
+    found = levels.plan_selection(budget, 1)
+    weights = weigh_keys(found, keys)[1:] / found.weight
+    assert weights.min() == weights[-1] == 1.0
+    assert weights[0] > 1.1
+    with monkeypatch.context() as patch:
+        patch.setattr(levels, "find_weight", lambda _: None)
+        uniform = levels.plan_selection.__wrapped__(budget, 1)
+    assert find_threshold(found) / found.weight <= find_threshold(uniform)
+    assert weigh_keys(uniform, keys).tolist() == [0, *[1] * keys]
+    assert epsilon(found, 1e-6) <= cost
+
+
 @pytest.mark.parametrize("make", [laplace, gaussian])
 def test_another_number_that_shares_the_noise_is_found_out(make):
     """The number of units without a listed key, under noise of the same size that nobody accounts for."""
@@ -305,6 +398,9 @@ def test_its_json_is_read_back():
         "delta": 1e-7,
     }
     assert from_dict(json.loads(json.dumps(written))) == SELECTION
+    weighing = replace(SELECTION, weight=1024)
+    assert to_dict(weighing) == {**written, "weight": 1024}
+    assert from_dict(to_dict(weighing)) == weighing
 
 
 @pytest.mark.parametrize(
@@ -315,6 +411,8 @@ def test_its_json_is_read_back():
         {"noise": to_dict(SELECTION)},
         {"keys": 0},
         {"keys": 1.5},
+        {"weight": 0},
+        {"weight": 1.5},
         {"delta": 0.0},
         {"delta": 1.0},
         {"delta": None},

@@ -25,6 +25,7 @@ from dpdask.privacy.ledger_entries import (
     extend_head,
     name_series,
 )
+from dpdask.terminal.texts import describe_ledger
 
 RELEASE = "f" * 64
 NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")
@@ -199,3 +200,29 @@ def test_digests_bind_the_job_the_run_and_the_fragments():
         extend_head(b"salt", "h", ["a"]),
     ]
     assert len(set(heads)) == 4
+
+
+def test_a_ledger_shows_a_line_for_each_release_and_its_state(ledger):
+    first, later = charge("1"), charge("2", "1")
+    named = replace(first, names={"job": "daily", "mechanism": "dip", "output": "/out"})
+    assert named == first  # names cost nothing
+    spend(ledger, "day 1", named)
+    spent = ledger.read_balance("people").epsilon_spent
+    spend(ledger, "day 2", later)
+    assert ledger.read_balance("people").epsilon_spent == spent
+    ledger.intend("people", "lost", charge("1", id_="t", epsilon=0.25))
+    ledger.intend("people", "gone", charge("1", id_="u", epsilon=0.25))
+    ledger.void("people", "gone")
+    ledger.refuse("people", "bad", replace(FREE, names={"mechanism": "copula"}))
+    _, _, refusals, head, *rows, told = describe_ledger(ledger.show("people")).splitlines()
+    assert head.split() == ["date", "job", "mechanism", "ε", "output", "state"]
+    assert "1 run read rows and refused them" in refusals
+    assert [row.split()[2:] for row in rows] == [
+        ["daily", "dip", "1.0", "/out", "released"],
+        ["(0.75)", "released"],
+        ["0.25", "unfinished"],
+        ["0.0", "taken", "back"],
+        ["copula", "0.0", "refused"],
+    ]
+    assert "adds nothing to the total" in told
+    assert ledger.intend("people", "day 1", first).kind == "commit"  # by whatever name

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dpdask.stats.records import UnitBounds, UnitRows
 
-Rows = list[tuple[int, int]]
 TOP = 2**64 - 1
 numbers = st.integers(0, 3) | st.sampled_from(
     [TOP, TOP - 1, 2**63]

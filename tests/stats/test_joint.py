@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mechanisms.noisy import lettered
 
 from dpdask.errors import SpecError
-from dpdask.stats.marginals import MAX_JOINT_CELLS, Domain, JointCounts, codes_of, keys_of, n_cells
-
-
-def named(*sizes):
-    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
+from dpdask.stats.marginals import MAX_JOINT_CELLS, JointCounts, codes_of, keys_of, n_cells
 
 
 def coded(domain, n, seed=0):
@@ -30,7 +27,7 @@ def same(one, other):
     "sizes", [(3,), (2, 5), (300, 2, 7), (65536, 65536, 65536), (65536, 65536, 65536, 2**14)]
 )
 def test_cells_are_the_flat_index_and_back(sizes):
-    domain = named(*sizes)
+    domain = lettered(*sizes)
     codes = coded(domain, 500)
     codes[:, -1] = np.array(sizes) - 1
     keys = keys_of(domain, codes)
@@ -49,7 +46,7 @@ def test_cells_are_the_flat_index_and_back(sizes):
     st.integers(0, 40),
 )
 def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, first, second):
-    domain = named(3, 5)
+    domain = lettered(3, 5)
     codes = np.ascontiguousarray(np.array(rows, dtype=np.uint8).reshape(-1, 2).T)
     whole = JointCounts.of_codes(domain, codes)
     keys, counts = np.unique(keys_of(domain, codes), return_counts=True)
@@ -78,12 +75,12 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
 
 def test_refusals():
     with pytest.raises(SpecError, match="cells"):
-        n_cells(named(65536, 65536, 65536, 2**14 + 1))
-    assert n_cells(named(65536, 65536, 65536, 2**14)) == MAX_JOINT_CELLS
+        n_cells(lettered(65536, 65536, 65536, 2**14 + 1))
+    assert n_cells(lettered(65536, 65536, 65536, 2**14)) == MAX_JOINT_CELLS
     with pytest.raises(SpecError, match="cells"):
-        JointCounts.identity(named(*[65536] * 4))
-    domain = named(3, 2)
+        JointCounts.identity(lettered(*[65536] * 4))
+    domain = lettered(3, 2)
     with pytest.raises(ValueError, match="not below"):
         JointCounts.of_codes(domain, np.array([[3], [0]], dtype=np.uint8))
     with pytest.raises(ValueError, match="different domains"):
-        JointCounts.identity(domain).merge(JointCounts.identity(named(2, 3)))
+        JointCounts.identity(domain).merge(JointCounts.identity(lettered(2, 3)))

@@ -5,17 +5,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import level_codec, value_codec
 
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError
+from dpdask.references.reference import ColumnStatistic
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats import statistic as univariate
+from dpdask.streams import RunKey, Streams
 
-LEVELS = LevelCodec(name="level", levels=pa.array([None, 1, 2, 3], type=pa.int64()), ordered=True)
-MIXED = ValueCodec(
-    name="mixed", type=pa.float64(), bounds=(-100.0, 100.0), atoms=(0.0, 5.0), nulls=True
-)
-PLAIN = ValueCodec(name="plain", type=pa.float64(), bounds=None, atoms=(), nulls=False)
+LEVELS = level_codec([None, 1, 2, 3], "level")
+MIXED = value_codec("mixed", bounds=(-100.0, 100.0), atoms=(0.0, 5.0), nulls=True)
+PLAIN = value_codec("plain", bounds=None)
 
 LEVEL_ROWS = st.lists(st.sampled_from([None, 1, 2, 3]), max_size=30)
 MIXED_ROWS = st.lists(
@@ -119,6 +119,24 @@ def test_rows_that_are_not_chosen_are_checked_too(bad):
         RankSummary.of_batch(MIXED, pa.array([1.0, bad]), nobody)
     with pytest.raises(DataError, match="level"):
         LevelCounts.of_batch(LEVELS, pa.array([1, 17]), nobody)
+
+
+def test_a_check_refuses_what_the_statistic_refuses_and_counts_no_row():
+    statistic = ColumnStatistic(codecs={"level": LEVELS, "mixed": MIXED})
+    streams = Streams(lambda: RunKey.insecure(3), "part")
+    rows = pa.record_batch({"level": pa.array([1, None, 3]), "mixed": pa.array([0.0, None, 7.0])})
+    counted, checked = statistic.counter(), univariate.Check(statistic).counter()
+    for counter in (counted, checked):
+        counter.add(rows, None, streams)
+    found, nothing, some = (
+        [plain(each) for each in counter.result().columns.values()]
+        for counter in (checked, statistic.counter(), counted)
+    )
+    assert found == nothing != some
+    with pytest.raises(DataError, match="level"):
+        univariate.Check(statistic).counter().add(
+            rows.set_column(0, "level", pa.array([1, 17, 3])), None, streams
+        )
 
 
 def tree(parts, fan_in=8):

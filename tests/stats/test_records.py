@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stats.counting import records_of_rows
+from strategies import level_codec, random_words, value_codec
 
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError
 from dpdask.kernels.hashing import leading_zeros
 from dpdask.stats.records import from_numbers, numbers
@@ -28,9 +28,7 @@ def entries(records):
 
 def rows(n, n_values, seed):
     rng = np.random.default_rng(seed)
-    return rng.integers(0, n_values, (n, 2)).astype(np.uint64), rng.integers(
-        0, 2**64, n, dtype=np.uint64
-    )
+    return rng.integers(0, n_values, (n, 2)).astype(np.uint64), random_words(rng, n)
 
 
 def records_of(keys, words, max_records):
@@ -138,17 +136,15 @@ def test_a_grade_is_the_number_of_leading_zeros_of_any_word():
     ]
     words += [
         word >> shift
-        for shift, word in enumerate(
-            np.random.default_rng(3).integers(0, 2**64, 64, dtype=np.uint64).tolist()
-        )
+        for shift, word in enumerate(random_words(np.random.default_rng(3), 64).tolist())
     ]
     assert leading_zeros(np.array(words, dtype=np.uint64)).tolist() == [
         64 - word.bit_length() for word in words
     ]
 
 
-LEVELS = LevelCodec(name="a", levels=pa.array([None, "x", "y"]), ordered=False)
-LINE = ValueCodec(name="b", type=pa.float64(), bounds=(-5.0, 5.0), atoms=(0.0,), nulls=True)
+LEVELS = level_codec([None, "x", "y"], "a", ordered=False)
+LINE = value_codec("b", bounds=(-5.0, 5.0), atoms=(0.0,), nulls=True)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from e2e.helpers import RATINGS_SCHEMA, call_cli, command, lake, write_job
+from e2e.helpers import RATINGS_SCHEMA, call_cli, command, lake, make_ledger, write_job
 from prometheus_client.parser import text_string_to_metric_families
 
-from dpdask.engine.account import open_ledger
 from dpdask.terminal import metrics
 from dpdask.terminal.metrics import Metrics
 from dpdask.terminal.progress import StageShown
@@ -59,9 +58,7 @@ def source(tmp_path):
 
 
 def test_a_run_leaves_its_state(tmp_path, source):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    open_ledger(url).init("people", 8.0)
-    place = {"url": url, "dataset": "people"}
+    place = make_ledger(tmp_path, "people", 8.0)
     job = write_job(
         tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA, ledger=place, name='a "b"\\n'
     )

@@ -6,14 +6,14 @@ import itertools
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, cast
 
 import numpy as np
 import scipy  # its modules are imported when they are first used
 from pydantic import Field
 
-from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles
+from dpdask.arrays import Codes, Floats, Ints, Shorts, Singles, freeze_class
 from dpdask.cells import Cells
 from dpdask.documents import Document
 from dpdask.errors import InternalError
@@ -87,7 +87,7 @@ class CopulaOptions(Document):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class FitReport:
     """Measures of the fit; computed from noisy tables, so safe to publish."""
 
@@ -296,8 +296,7 @@ class _Fit:
         cells = np.ix_(self.levels[parent], self.levels[attribute])
         table = self.cleaned.table(parent, attribute)[cells]
         sums = table.sum(axis=1, keepdims=True)
-        found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
-        return found
+        return np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
 
 
 def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:

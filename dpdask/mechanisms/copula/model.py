@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dpdask.arrays import Codes, Flags, Floats, Ints, Shorts, Singles
+from dpdask.archive import Named, check_array, require
+from dpdask.arrays import Codes, Flags, Floats, Ints, Shorts, Singles, freeze_class
 from dpdask.errors import SpecError
 from dpdask.kernels import correlation as latent_kernel
 from dpdask.kernels import decode as decode_kernel
+from dpdask.kernels import marginals as table_kernel
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
@@ -20,7 +21,7 @@ from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import Denoised, NoisyMarginals, PairGroup
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
-from dpdask.rules import CellRules
+from dpdask.rules import MOST_MET, CellRules
 from dpdask.stats import Domain
 from dpdask.steps import step
 from dpdask.streams import Rng, RunKey, Stream, stream, words
@@ -32,14 +33,16 @@ _MANY_TABLES = 300
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
 # that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
 MOST_TABLES = 2**10
+_DENSE = 16  # records of a pool for each cell of a table: more leave hardly a cell empty
 MOST_CELLS = 5_000  # of a three-way table
 _FEW_LATENTS = (
     512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
 )
+_RAKED = ("tables", "counts", "strengths")
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Targets:
     """The tables that records are raked to.
 
@@ -60,31 +63,33 @@ class Targets:
 
     def check(self, domain: Domain) -> None:
         """Check targets from outside: raking indexes by their numbers without a check."""
-        tables, counts, strengths = self.tables, self.counts, self.strengths
-        if tables.dtype != np.int64 or tables.ndim != 2 or tables.shape[1] != 3:
-            raise ValueError("the raked tables are not pairs or triples")
-        if not 1 <= len(tables) <= MOST_TABLES or not self.total > 0.0:
-            raise ValueError("too many tables, or none, or no rows to rake to")
+        tables, counts, n = self.tables, self.counts, len(self.tables)
+        check_array(tables, np.int64, (n, 3), -1, domain.n_attributes - 1)
+        require(
+            1 <= n <= MOST_TABLES and self.total > 0.0, "too many tables, or no rows to rake to"
+        )
         first, second, third = tables.T
         of_three = third >= 0
-        if (tables < [0, 0, -1]).any() or (tables >= domain.n_attributes).any():
-            raise ValueError("a raked table is none of the domain's")
-        if (first >= second).any() or (of_three & (second >= third)).any():
-            raise ValueError("a raked table's attributes do not rise")
-        if len(np.unique(tables, axis=0)) != len(tables):
-            raise ValueError("a table is raked twice")
+        rise = (first >= 0) & (first < second) & ((second < third) | ~of_three)
+        require(rise.all(), "a raked table's attributes do not rise")
+        require(len(np.unique(tables, axis=0)) == n, "a table is raked twice")
         cells = _count_cells(tables, domain)
-        if (cells[of_three] > MOST_CELLS).any():
-            raise ValueError("a raked three-way table has too many cells")
-        if counts.dtype != np.float64 or counts.shape != (int(cells.sum()),):
-            raise ValueError("the raked tables have other cells than the domain")
-        least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), cells)
-        if not ((counts >= least) & (counts <= noise.MAX_COUNT)).all():  # nor NaN
-            raise ValueError("a raked table holds something else than counts")
-        if strengths.dtype != np.float64 or strengths.shape != (len(tables),):
-            raise ValueError("there is not one strength for each raked table")
-        if not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all():
-            raise ValueError("no noise asks for such raking")
+        require((cells[of_three] <= MOST_CELLS).all(), "a three-way table has too many cells")
+        check_array(counts, np.float64, (int(cells.sum()),), -noise.MAX_COUNT, noise.MAX_COUNT)
+        two_way = np.repeat(~of_three, cells)
+        require((counts[two_way] >= 0.0).all(), "a two-way table holds something else than counts")
+        check_array(self.strengths, np.float64, (n,), math.ulp(0.0), _FIRMNESS)
+
+    def to_arrays(self) -> Named:
+        """Return the arrays as files hold them."""
+        return {f"raked_{name}": getattr(self, name) for name in _RAKED}
+
+    @classmethod
+    def from_arrays(cls, arrays: Named, total: float, domain: Domain) -> Self:
+        """Return checked targets from arrays that `to_arrays` returned."""
+        made = cls(total=total, **{name: arrays[f"raked_{name}"] for name in _RAKED})
+        made.check(domain)
+        return made
 
     def n_pool(self, n: int, n_latents: int) -> int:
         """Return how many records are weighted so that n can be drawn: twice as many where they are cheap, and always enough to tell cells apart."""
@@ -115,12 +120,28 @@ class Targets:
             sizes,
             self.tables,
             np.cumsum(cells) - cells,
-            self.counts,
+            self._move_rows(pool, domain),
             self.total,
             self.strengths,
             order,
             shares,
         )
+
+    def _move_rows(self, pool: Codes, domain: Domain) -> Floats:
+        """Return the counts, the rows of two-way cells that a pool lacks moved to those that it has, so that levels keep theirs."""
+        cells, counts = _count_cells(self.tables, domain), self.counts.copy()
+        starts, is_thin = np.cumsum(cells) - cells, _DENSE * cells > pool.shape[1]
+        for place in np.flatnonzero(is_thin & (self.tables[:, 2] < 0)):
+            first, second, _ = self.tables[place].tolist()
+            part = slice(starts[place], starts[place] + cells[place])
+            table = counts[part].reshape(1, domain.sizes[first], domain.sizes[second])
+            has = np.zeros(table.shape, dtype=bool)
+            has[0, pool[first], pool[second]] = True
+            # levels that the pool lacks leave their rows to the others
+            rows, columns = (table.sum(axis=axis) * has.any(axis=axis) for axis in (2, 1))
+            columns *= rows.sum() / max(columns.sum(), 1e-300)
+            counts[part] = table_kernel.rake(table, rows, columns, has).ravel()
+        return counts
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Rng) -> Codes:
         """Return n records of a pool, drawn by weights at which the pool meets the tables.
@@ -209,15 +230,13 @@ def _missed(group: PairGroup, found: Ints, n_sampled: int, factor: float) -> Flo
     shown = group.stack(found)
     explained = factor * np.sqrt(group.sigma**2 + scale**2 * shown)
     missed = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0)
-    total: Floats = missed.sum(axis=(1, 2))
-    return total
+    return missed.sum(axis=(1, 2))
 
 
 def _count_cells(tables: Ints, domain: Domain) -> Ints:
     """Return how many cells each table has."""
     sizes = np.array((*domain.sizes, 1), dtype=np.int64)  # the last one: no third attribute
-    cells: Ints = sizes[tables].prod(axis=1)
-    return cells
+    return sizes[tables].prod(axis=1)
 
 
 def _resample(
@@ -227,8 +246,7 @@ def _resample(
     begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
     order = _order(pool, np.array(domain.sizes, dtype=np.int64), walk)
     chosen = raking_kernel.resample(weights, order, n, begin)
-    result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
-    return result
+    return np.take(pool, chosen[permutation(words(rng, n))], axis=1)
 
 
 def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
@@ -244,7 +262,6 @@ def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
 
 MECHANISM_ID = "copula"
 _LEAST_KEPT = 1e-3  # of the records that are drawn
-MOST_MET = 2**14  # records that meet a condition and are drawn together
 _WHOLE = 2**15  # records beside which they are weighted
 _LEAST_MET, _SEEN = 1e-6, 2**22  # of so many records of the copula
 _JUDGED = 10_000  # records; of fewer, none may be kept by chance
@@ -256,7 +273,7 @@ BLOCK_ROWS = 2**17
 _FEW_ATTRIBUTES = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Node:
     """One attribute in the tree."""
 
@@ -299,6 +316,90 @@ def check_latents(domain: Domain) -> None:
         )
 
 
+_ENTRY = 2.0  # rows of the factor of correlations are at most 1 long; with room for rounding
+ROUNDING = 1e-6  # of probabilities that sum to 1
+_PARTS = {"levels": np.uint16, "probabilities": np.float64, "offsets": np.float32}
+
+
+def write_nodes(nodes: Sequence[Node]) -> Named:
+    """Return what nodes have for each level, one node after the other, as files hold it."""
+    return {
+        name: np.concatenate([np.empty(0, dtype), *(getattr(node, name).ravel() for node in nodes)])
+        for name, dtype in _PARTS.items()
+    }
+
+
+def read_nodes(
+    tree: Iterable[Sequence[int]], arrays: Named, sizes: Sequence[int]
+) -> tuple[Node, ...]:
+    """Return the nodes, or raise ValueError: drawing indexes by their numbers without a check.
+
+    Parameters
+    ----------
+    tree
+        Of each node its attribute, its parent, its first latent variable, and how many groups and
+        levels it has.
+    """
+    parts = {name: arrays[name] for name in _PARTS}
+    for name, dtype in _PARTS.items():
+        is_typed = parts[name].dtype == dtype and parts[name].ndim == 1
+        require(is_typed and np.isfinite(parts[name]).all(), "another type, or no finite number")
+    nodes: list[Node] = []
+    level = cell = 0
+    for attribute, parent, first, n_groups, n_levels in tree:
+        is_known = -1 <= parent < len(nodes) and 0 <= attribute < len(sizes)
+        require(is_known, "a node comes before its parent, or is of no attribute")
+        n_wanted = 1 if parent < 0 else len(nodes[parent].levels)
+        require(n_groups == n_wanted and n_levels > 0, "other groups than the parent has levels")
+        end = cell + n_groups * n_levels
+        probabilities, offsets = (
+            parts[name][cell:end].reshape(n_groups, n_levels)
+            for name in ("probabilities", "offsets")
+        )
+        levels = parts["levels"][level : level + n_levels]
+        is_inside = len(levels) == n_levels and levels[-1] < sizes[attribute]
+        require(is_inside and (levels[1:] > levels[:-1]).all(), "levels that do not rise")
+        off = np.abs(probabilities.sum(axis=1) - 1.0)
+        sums = (probabilities >= 0.0).all() and (off <= ROUNDING).all()
+        require(sums, "a node's probabilities do not sum to 1")
+        node = Node(
+            attribute=attribute,
+            parent=parent,
+            levels=levels,
+            first=first,
+            probabilities=probabilities,
+            offsets=offsets,
+        )
+        nodes.append(node)
+        level, cell = level + n_levels, end
+    require([level, cell, cell] == list(map(len, parts.values())), "arrays of other nodes")
+    own = sorted(node.attribute for node in nodes)
+    require(own == list(range(len(sizes))), "the nodes are not one for each attribute")
+    n_latents = 0
+    for node in sorted(nodes, key=by_latents):
+        require(node.first == n_latents, "latent variables of another node, or of none")
+        n_latents += node.n_latents
+    return tuple(nodes)
+
+
+def by_latents(node: Node) -> tuple[int, int]:
+    """Return what puts nodes in the order of their latent variables; a node without any comes before the one with the same first."""
+    return node.first, node.n_latents
+
+
+def write_factor(factor: Singles) -> Singles:
+    """Return the lower triangle of a factor, row after row."""
+    return factor[np.tril_indices(len(factor))]
+
+
+def read_factor(triangle: Singles, n: int) -> Singles:
+    """Return the factor of n latent variables from its lower triangle."""
+    check_array(triangle, np.float32, (n * (n + 1) // 2,), -_ENTRY, _ENTRY)
+    factor = np.zeros((n, n), dtype=np.float32)
+    factor[np.tril_indices(n)] = triangle
+    return factor
+
+
 class Met(NamedTuple):
     """Records that meet a condition."""
 
@@ -319,7 +420,7 @@ class Workspace(NamedTuple):
     """Room for the latent variables of a chunk of records; its pages cost as much as the raking, unless they are used again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class CopulaModel:
     """A fitted copula: everything that sampling needs; all of it is a function of the noisy tables.
 
@@ -404,8 +505,7 @@ class CopulaModel:
             part = self.sample(again, rng, workspace)
             parts.append(part[:, rules.keep(part)])
             drawn += again
-        result: Codes = np.concatenate(parts, axis=1)[:, :n]
-        return result
+        return np.concatenate(parts, axis=1)[:, :n]
 
     def draw_met(
         self,
@@ -524,5 +624,4 @@ def draw_latents(
 
 def draw_uniforms(rng: Rng, n: int) -> Floats:
     """Return n uniform numbers in [0, 1)."""
-    result: Floats = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return result
+    return (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import scipy  # its modules are imported when they are first used
 
-from dpdask.arrays import Codes, Flags, Floats, Ints, Uint32s
+from dpdask.archive import check_array, require
+from dpdask.arrays import Codes, Flags, Floats, Ints, Uint32s, freeze_class
 from dpdask.cells import Cells
 from dpdask.kernels import correlation as latent
 from dpdask.kernels import normal
@@ -31,7 +31,7 @@ _TOGETHER = 2**12  # records
 _MOST_WEIGHT = 1e3  # of a regression: with eigenvalues above the floor, weights are smaller
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Places:
     """How the places of a record's numbers in their cells depend on each other.
 
@@ -50,28 +50,14 @@ class Places:
     def check(self, domain: Domain) -> None:
         """Check places from outside: the kernel indexes by their numbers without a check."""
         columns, partners, n = self.columns, self.partners, len(self.columns)
-        if columns.dtype != np.int64 or columns.ndim != 1 or n < 2 or columns[0] < 0:
-            raise ValueError("the ordered columns are not two or more whole numbers")
-        if (np.diff(columns) <= 0).any() or columns[-1] >= domain.n_attributes:
-            raise ValueError("the ordered columns do not rise, or are none of the domain's")
-        if partners.dtype != np.int64 or partners.ndim != 2 or len(partners) != n:
-            raise ValueError("there are not as many partners for each ordered column")
-        if (partners < 0).any() or (partners >= n).any():
-            raise ValueError("a partner is no ordered column")
+        check_array(columns, np.int64, (n,), 0, domain.n_attributes - 1)
+        require(n > 1 and (np.diff(columns) > 0).all(), "ordered columns that do not rise")
+        check_array(partners, np.int64, (n, partners.shape[-1]), 0, n - 1)
         n_cells = int(np.array(domain.sizes)[columns].sum())
-        if self.ranges.dtype != np.float64 or self.ranges.shape != (2, n_cells):
-            raise ValueError("there is not one range for each cell")
-        low, high = self.ranges
-        if not ((low >= -kernel.REACH) & (low <= high) & (high <= kernel.REACH)).all():
-            raise ValueError("the range of a score is none")
-        if self.weights.dtype != np.float64 or self.weights.shape != partners.shape:
-            raise ValueError("there is not one weight for each partner")
-        if not (np.abs(self.weights) <= _MOST_WEIGHT).all():
-            raise ValueError("a weight is too large")
-        if self.deviations.dtype != np.float64 or self.deviations.shape != (n,):
-            raise ValueError("there is not one deviation for each ordered column")
-        if not ((self.deviations >= 1e-3) & (self.deviations <= 1.0)).all():
-            raise ValueError("the deviation of a score is not between 0 and 1")
+        check_array(self.ranges, np.float64, (2, n_cells), -kernel.REACH, kernel.REACH)
+        require((self.ranges[0] <= self.ranges[1]).all(), "the range of a score is none")
+        check_array(self.weights, np.float64, partners.shape, -_MOST_WEIGHT, _MOST_WEIGHT)
+        check_array(self.deviations, np.float64, (n,), 1e-3, 1.0)
 
     def draw(
         self, codes: Codes, domain: Domain, rng: Rng, n_counted: int | None = None
@@ -112,7 +98,7 @@ class Places:
         return dict(zip(names, found, strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@freeze_class(kw_only=False, eq=False)
 class _Ordered:
     """A column whose values have an order."""
 
@@ -127,8 +113,7 @@ class _Ordered:
         wanted = np.arange(1, _CUTS + 1) / (_CUTS + 1)
         near = np.abs(shares[:, None] - wanted).argmin(axis=0) if len(shares) else []
         cuts = np.unique(np.array(near, dtype=np.int64))
-        told: Ints = cuts[(shares[cuts] > _RARE) & (shares[cuts] < 1.0 - _RARE)]
-        return told
+        return cuts[(shares[cuts] > _RARE) & (shares[cuts] < 1.0 - _RARE)]
 
 
 @step("fitting: places inside cells")

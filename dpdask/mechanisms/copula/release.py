@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
-from dpdask.archive import Archive, Contents, Named
+from dpdask.archive import Archive, Contents, Named, require
+from dpdask.arrays import Codes, Flags, freeze_class
 from dpdask.cells import CutColumns
+from dpdask.errors import SpecError
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,
     ReleasedCounts,
@@ -20,27 +22,26 @@ from dpdask.mechanisms.columns import (
 )
 from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import (
-    MOST_MET,
     CopulaModel,
-    Node,
     Targets,
+    by_latents,
     check_latents,
     check_met,
+    read_factor,
+    read_nodes,
+    write_factor,
+    write_nodes,
 )
 from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.rules import CellRules, Condition
-from dpdask.stats import Domain
+from dpdask.rules import MOST_MET, CellRules, Condition, Given
 from dpdask.streams import RunKey, Stream, words
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_MAX_FACTOR = 2.0  # rows of a correlation's factor have length 1; with room for rounding
-_ROUNDING = 1e-6  # of probabilities that sum to 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class FittedCopula(ReleasedCounts):
     """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for."""
 
@@ -59,11 +60,6 @@ class FittedCopula(ReleasedCounts):
         """The columns that are written."""
         return self.columns
 
-    @property
-    def few_valued(self) -> list[str]:
-        """Which columns have few distinct values."""
-        return [name for name in self.schema.privatised if self.schema.columns[name].has_levels]
-
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: the number asked for, or by default the number from the tables, at least 1."""
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
@@ -75,7 +71,7 @@ class FittedCopula(ReleasedCounts):
         n_total: int,
         key: RunKey,
         part: str,
-        where: Condition | None = None,
+        where: Condition | Given | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield synthetic records in the released columns and types.
 
@@ -84,7 +80,8 @@ class FittedCopula(ReleasedCounts):
         part
             Not used: a record is a function of the key, its number and the number of all records.
         where
-            Which records are wanted, from `condition`; others are drawn again.
+            Which records are wanted, from `condition`; others are drawn again. Of a `Given`, the
+            rows of the blocks of these records.
 
         Notes
         -----
@@ -128,12 +125,28 @@ class FittedCopula(ReleasedCounts):
         """Return what all records keep, on the cells that are counted."""
         return CellRules.of(self.view.computed.model(self.schema).rules, cells)
 
-    def condition(self, where: str) -> Condition:
-        """Return which records a text asks for."""
-        return Condition.parse(where, self.cells(), self.view.told)
+    def condition(self, asked: Any) -> Condition | Given:
+        """Return which records a text asks for, or which values the rows of a frame give."""
+        cells, told = self.cells(), self.view.told
+        if isinstance(asked, Given):
+            return asked
+        if not hasattr(asked, "columns"):  # no frame
+            return Condition.parse(asked, cells, told)
+        given = Given.read(asked, cells, told)
+        own = dict(zip(given.places, given.codes, strict=True))
+        possible = np.ones(given.n_rows, dtype=np.bool_)
+        for node in self.model.nodes:
+            if node.attribute in own:
+                possible &= np.isin(own[node.attribute], node.levels)
+        for (first, second), table in self.rules(cells).pairs.items():
+            if first in own and second in own:
+                possible &= table[own[first], own[second]]
+        if not possible.all():
+            raise _refuse_row(int(np.argmin(possible)), "no record of the model can have")
+        return given
 
     def draw_blocks(
-        self, n: int, key: RunKey, where: Condition | None
+        self, n: int, key: RunKey, where: Condition | Given | None
     ) -> Iterator[tuple[list[pa.RecordBatch], float]]:
         """Yield the records of `batches` block by block, each with the part of the model's records that meets the condition."""
         size = self.model.block_rows if where is None else MOST_MET
@@ -146,7 +159,7 @@ class FittedCopula(ReleasedCounts):
                 yield [found], share
 
     def draw_met(
-        self, block: int, n: int, key: RunKey, where: Condition
+        self, block: int, n: int, key: RunKey, where: Condition | Given
     ) -> tuple[pa.RecordBatch, float]:
         """Return a block of records that meet a condition, and which part of the model's records meets it.
 
@@ -155,6 +168,9 @@ class FittedCopula(ReleasedCounts):
         First cells are drawn that may meet it, then values inside them; records whose values do not
         meet it are drawn again.
         """
+        if isinstance(where, Given):
+            first = block * MOST_MET
+            return self._draw_given(where.part(first, first + n), key, block)
         cells, model, rngs = self.cells(), self.model, dict[str, Stream]()
         rules, workspace, view = self.rules(cells), model.workspace(CHUNK_ROWS), self.view
 
@@ -167,25 +183,69 @@ class FittedCopula(ReleasedCounts):
             usual = n_met / n_drawn if n_drawn else 1.0
             wanted = min(math.ceil((n - n_met) / max(usual, n / MOST_MET)), MOST_MET)
             drawn = model.draw_met(wanted, open_stream("records"), where.may_meet, workspace, rules)
-            places = {}
-            if model.places is not None:
-                both, n_beside = (
-                    np.concatenate([drawn.beside, drawn.codes], axis=1),
-                    drawn.beside.shape[1],
-                )
-                found = model.places.draw(both, model.domain, open_stream("places"), n_beside)
-                places = {name: own[n_beside:] for name, own in found.items()}
-            chunks = [drawn.codes]
-            types = view.modelled
-            for rows in draw_records(
-                types, cells, chunks, lambda name: open_stream(f"values/{name}"), places
-            ):
+            for rows in self._draw_values(drawn.codes, drawn.beside, cells, open_stream):
                 parts.append(view.write(rows.filter(pa.array(where.meet(rows)))))
                 n_met, n_drawn = n_met + parts[-1].num_rows, n_drawn + rows.num_rows
             shares.append(drawn.share)
             check_met(n_met * drawn.share, n_drawn, 8 * MOST_MET)
         whole = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
         return whole.slice(0, n), float(np.mean(shares)) * n_met / n_drawn
+
+    def _draw_given(self, given: Given, key: RunKey, block: int) -> tuple[pa.RecordBatch, float]:
+        """Return a record for each row of a block, as if records were drawn until one had the row's cells, and which part of the model's records has those of any row."""
+        cells, model, rngs = self.cells(), self.model, dict[str, Stream]()
+        rules, workspace = self.rules(cells), model.workspace(CHUNK_ROWS)
+        own, number = given.number(model.domain.sizes)
+        rows, left = np.argsort(own, kind="stable"), np.bincount(own)
+        ends, beside = np.cumsum(left), list[Codes]()
+        codes = np.empty((model.domain.n_attributes, len(own)), dtype=model.domain.code_dtype)
+        share = 0.0
+
+        def open_stream(name: str) -> Stream:
+            return rngs.setdefault(name, model.stream(key, f"given {block}/{name}"))
+
+        def is_wanted(codes: Codes) -> Flags:
+            found = number(codes)
+            return (found >= 0) & (left[found] > 0)
+
+        while n_left := int(left.sum()):
+            try:
+                drawn = model.draw_met(n_left, open_stream("records"), is_wanted, workspace, rules)
+                check_met(drawn.share, 1, 1)
+            except SpecError:
+                row = given.first + int(rows[ends[np.argmax(left > 0)] - 1])
+                what = "fewer than 1 in 1,000,000 of the model's records have"
+                raise _refuse_row(row, what) from None
+            found = number(drawn.codes)
+            order = np.argsort(found, kind="stable")
+            found = found[order]
+            rank = np.arange(len(found)) - np.searchsorted(found, found)  # among those alike
+            used = np.flatnonzero(rank < left[found])
+            found = found[used]
+            codes[:, rows[(ends - left)[found] + rank[used]]] = drawn.codes[:, order[used]]
+            left -= np.bincount(found, minlength=len(left))
+            beside.append(drawn.beside)
+            share = share or drawn.share  # of the first draw: all rows were wanted
+        [drawn_rows] = self._draw_values(codes, beside[0], cells, open_stream)
+        arrays = dict(zip(drawn_rows.schema.names, drawn_rows.columns, strict=True))
+        arrays |= dict(zip(given.rows.schema.names, given.rows.columns, strict=True))
+        whole = pa.RecordBatch.from_arrays(list(arrays.values()), schema=drawn_rows.schema)
+        return self.view.write(whole), share
+
+    def _draw_values(
+        self, codes: Codes, beside: Codes, cells: CutColumns, open_stream: Callable[[str], Stream]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield records with values inside their cells, spread as those of the whole model beside them."""
+        places, n_beside = {}, beside.shape[1]
+        if self.model.places is not None:
+            both = np.concatenate([beside, codes], axis=1)
+            rng = open_stream("places")
+            found = self.model.places.draw(both, self.model.domain, rng, n_beside)
+            places = {name: own[n_beside:] for name, own in found.items()}
+        types = self.view.modelled
+        yield from draw_records(
+            types, cells, [codes], lambda name: open_stream(f"values/{name}"), places
+        )
 
     def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
         """Return the stream of a column's values in a block, behind those of its first records."""
@@ -199,7 +259,7 @@ class FittedCopula(ReleasedCounts):
 
         model, labels = self.model, {name: column.labels() for name, column in self.cells().items()}
         names = []
-        for node in sorted(model.nodes, key=_by_latents):
+        for node in sorted(model.nodes, key=by_latents):
             column = model.domain.names[node.attribute]
             names += [
                 (column, labels[column][level])
@@ -221,21 +281,15 @@ class FittedCopula(ReleasedCounts):
         }
         arrays = {
             **arrays,
-            "factor": model.factor[np.tril_indices(model.n_latents)],
+            "factor": write_factor(model.factor),
             "nodes": np.array(
                 [(n.attribute, n.parent, n.first, *n.probabilities.shape) for n in model.nodes],
                 dtype=np.int64,
             ),
-            "levels": _join([node.levels for node in model.nodes], np.uint16),
-            "probabilities": _join([node.probabilities for node in model.nodes], np.float64),
-            "offsets": _join([node.offsets for node in model.nodes], np.float32),
+            **write_nodes(model.nodes),
         }
         if targets is not None:
-            arrays |= {
-                "raked_tables": targets.tables,
-                "raked_counts": targets.counts,
-                "raked_strengths": targets.strengths,
-            }
+            arrays |= targets.to_arrays()
         if places is not None:
             arrays |= {
                 f"places_{field.name}": getattr(places, field.name) for field in fields(places)
@@ -247,28 +301,18 @@ class FittedCopula(ReleasedCounts):
         counts = cls._read_counts(header, arrays)
         noisy: NoisyMarginals = counts["noisy"]
         check_latents(noisy.domain)
-        nodes, report = _read_nodes(arrays, noisy.domain), FitReport(**header["report"])
-        n_latents, triangle = sum(node.n_latents for node in nodes), arrays["factor"]
-        n_entries = n_latents * (n_latents + 1) // 2
-        if len(triangle) != n_entries or report.n_latents != n_latents:
-            raise ValueError("the factor is of another model")
-        if (np.abs(triangle) > _MAX_FACTOR).any():
-            raise ValueError("the factor does not give correlations")
+        tree, report = arrays["nodes"], FitReport(**header["report"])
+        is_tree = tree.dtype == np.int64 and tree.shape == (len(tree), 5)
+        require(is_tree, "nodes of another type or shape")
+        nodes = read_nodes(tree.tolist(), arrays, noisy.domain.sizes)
+        n_latents = sum(node.n_latents for node in nodes)
+        require(report.n_latents == n_latents, "the report is of another model")
         for number in asdict(report).values():
-            if type(number) not in (int, float) or not math.isfinite(number):
-                raise ValueError("the report holds something else than numbers")
-        factor = np.zeros((n_latents, n_latents), dtype=np.float32)
-        factor[np.tril_indices(n_latents)] = triangle
-        targets = None
+            is_number = type(number) in (int, float) and math.isfinite(number)
+            require(is_number, "the report holds something else than numbers")
+        targets = places = None
         if header["raked"]:
-            targets = Targets(
-                total=noisy.n_rows,
-                tables=arrays["raked_tables"],
-                counts=arrays["raked_counts"],
-                strengths=arrays["raked_strengths"],
-            )
-            targets.check(noisy.domain)
-        places = None
+            targets = Targets.from_arrays(arrays, noisy.n_rows, noisy.domain)
         if header["format"] > 5 and header["places"]:  # older files have none
             places = Places(
                 **{field.name: arrays[f"places_{field.name}"] for field in fields(Places)}
@@ -278,76 +322,13 @@ class FittedCopula(ReleasedCounts):
             domain=noisy.domain,
             n_rows=noisy.n_rows,
             nodes=nodes,
-            factor=factor,
+            factor=read_factor(arrays["factor"], n_latents),
             targets=targets,
             places=places,
         )
         return cls(**counts, model=model, report=report)
 
 
-_TYPES = {
-    "factor": np.float32,
-    "levels": np.uint16,
-    "probabilities": np.float64,
-    "offsets": np.float32,
-}
-
-
-def _read_nodes(arrays: Named, domain: Domain) -> tuple[Node, ...]:
-    """Return the nodes, or raise ValueError: sampling indexes by their numbers without a check."""
-    for name, dtype in _TYPES.items():
-        array = arrays[name]
-        if array.dtype != dtype or array.ndim != 1 or not np.isfinite(array).all():
-            raise ValueError("an array has another type, or a number is not finite")
-    if arrays["nodes"].dtype != np.int64 or arrays["nodes"].ndim != 2:
-        raise ValueError("the tree is not a table of whole numbers")
-    nodes: list[Node] = []
-    level = cell = 0
-    for attribute, parent, first, n_groups, n_levels in arrays["nodes"].tolist():
-        if n_groups < 1 or n_levels < 1:
-            raise ValueError("a node has no group or no level")
-        if not -1 <= parent < len(nodes) or not 0 <= attribute < domain.n_attributes:
-            raise ValueError("a node comes before its parent, or is of no attribute")
-        if n_groups != (1 if parent < 0 else len(nodes[parent].levels)):
-            raise ValueError("a node has other groups than its parent has levels")
-        end = cell + n_groups * n_levels
-        levels = arrays["levels"][level : level + n_levels]
-        probabilities = arrays["probabilities"][cell:end].reshape(n_groups, n_levels)
-        if len(levels) < n_levels:
-            raise ValueError("the arrays are of other nodes")
-        if not (levels[1:] > levels[:-1]).all() or levels[-1] >= domain.sizes[attribute]:
-            raise ValueError("a node's levels are not increasing, or outside the domain")
-        off = np.abs(probabilities.sum(axis=1) - 1.0)
-        if (probabilities < 0.0).any() or (off > _ROUNDING).any():
-            raise ValueError("a node's probabilities do not sum to 1")
-        node = Node(
-            attribute=attribute,
-            parent=parent,
-            levels=levels,
-            first=first,
-            probabilities=probabilities,
-            offsets=arrays["offsets"][cell:end].reshape(n_groups, n_levels),
-        )
-        nodes.append(node)
-        level, cell = level + n_levels, end
-    if [level, cell, cell] != [
-        len(arrays[name]) for name in ("levels", "probabilities", "offsets")
-    ]:
-        raise ValueError("the arrays are of other nodes")
-    if sorted(node.attribute for node in nodes) != list(range(domain.n_attributes)):
-        raise ValueError("the nodes are not one for each attribute")
-    n_latents = 0
-    for node in sorted(nodes, key=_by_latents):
-        if node.first != n_latents:
-            raise ValueError("the latent variables of a node are those of another, or of none")
-        n_latents += node.n_latents
-    return tuple(nodes)
-
-
-def _by_latents(node: Node) -> tuple[int, int]:
-    """Return what puts nodes in the order of their latent variables; a node without any comes before the one with the same first."""
-    return node.first, node.n_latents
-
-
-def _join(parts: Sequence[Any], dtype: Any) -> Any:
-    return np.concatenate([np.empty(0, dtype=dtype), *(part.ravel() for part in parts)])
+def _refuse_row(row: int, what: str) -> SpecError:
+    hint = "leave the row or a column out, or see the rules of the schema"
+    return SpecError(f"{what} the values of row {row:,} (the first is 0)", "`like`", hint)

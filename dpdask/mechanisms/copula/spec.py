@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
+from dpdask.arrays import freeze_class
+from dpdask.codec import is_dated
 from dpdask.computed import View
-from dpdask.documents import Document, suggest
-from dpdask.errors import SpecError
+from dpdask.documents import Document, GrownDocument, suggest
+from dpdask.errors import SpecError, list_names
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.copula.fit import (
@@ -28,7 +30,6 @@ from dpdask.mechanisms.copula.fit import (
 )
 from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.expectations import LITTLE
 from dpdask.mechanisms.levels import tell_selections
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
@@ -82,7 +83,7 @@ class TableWeights(Document):
     """That of each two-way table."""
 
 
-class CopulaSpec(Spec):
+class CopulaSpec(GrownDocument, Spec):
     """Synthetic records of a Gaussian copula."""
 
     kind: Literal["copula"] = "copula"
@@ -118,9 +119,16 @@ class CopulaSpec(Spec):
     """
     options: CopulaOptions = CopulaOptions()
     """Which steps of the fit to switch off, to measure their effect."""
+    persons: bool = False
+    """Whether all rows of a value of the unit's column are one person: persons are drawn, each with its
+    rows, as two tables that a key joins. Of the other parameters only `n_rows` (of persons) and `bins`
+    go with it.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset(("persons",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class CopulaMechanism(NoisyTables):
     """The Gaussian copula of a schema under a budget.
 
@@ -305,7 +313,7 @@ class CopulaMechanism(NoisyTables):
         return CopulaDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class CopulaDescription(NoisyTablesDescription):
     """What is said of synthetic records."""
 
@@ -332,6 +340,15 @@ class CopulaDescription(NoisyTablesDescription):
             without_delta = asked.budget.delta == 0
             why = "the budget has no δ" if without_delta else "no three-way tables are measured"
             said += (f"The target {target} changes little: {why}.",)
+        ruled = {name for rule in asked.declared.rules for name in rule.names}
+        dates = [name for name, codec in columns.codecs.items() if is_dated(codec.type)]
+        if len(dates) > 1 and not ruled.issuperset(dates):
+            said += (
+                (
+                    f"Records have the dates {list_names(dates, 8)} in any order. If one is never after"
+                    " another, declare the rule `ordered`, as in `start <= end`."
+                ),
+            )
         left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
         if asked.n_triples and left_out > MOST_CANDIDATES:
             said += (
@@ -352,7 +369,7 @@ class CopulaDescription(NoisyTablesDescription):
         view = View.of(self.mechanism.declared, columns.types)
         return (*found, kept, *view.expectations) if n else found
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does, in words."""
         asked = self.mechanism
         n, again, n_triples = len(asked.schema.privatised), asked.n_measured_again, asked.n_triples
@@ -387,7 +404,8 @@ class CopulaDescription(NoisyTablesDescription):
         if self.mechanism.n_triples:
             chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
             told = f"{chosen:,} of at most {self.mechanism.n_triples:,} three-way tables stood out from noise; {told}"
-        return f"{told}; the columns come out nearly independent" if share < LITTLE else told
+        # a column of many levels has many correlations: a small share may hold all strong ones
+        return f"{told}; the columns come out nearly independent" if not share else told
 
     def section(
         self,

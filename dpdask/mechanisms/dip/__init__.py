@@ -78,7 +78,7 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
         )
         bad.append(
             "Differences between groups, read off the rows as they are: the noise of each row shrinks them. "
-            "dpdask's estimators correct this for columns of levels."
+            "dpdask's estimators correct this for columns of levels, unless there are very many."
         )
     epsilons = {name: part.epsilon for name, part in card.columns.items() if part.epsilon}
     if epsilons:

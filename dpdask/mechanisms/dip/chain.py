@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Json, Named
-from dpdask.arrays import Ints, Words
+from dpdask.arrays import Ints, Words, freeze_class
 from dpdask.codec import Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
@@ -32,7 +32,7 @@ _TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the proc
 
 
 # no repr: the key and the trie are secret
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class Groups:
     """Which groups have a reference of their own."""
 
@@ -50,7 +50,7 @@ class Groups:
         return kernel.find_roots(group_hashes(self.column, array, self.key), self.hashes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@freeze_class(eq=False, repr=False)
 class ChainRelease(RandomisedRows):
     """A fitted release of several columns by the chain of their conditional distributions.
 
@@ -206,7 +206,7 @@ def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Group
     return groups, own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RecordsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference of whole records, each column given those before it."""
 
@@ -268,7 +268,7 @@ class RecordsMechanism(DipMechanism):
         return RecordsDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class RecordsDescription(DipDescription):
     """What is said of rows that are randomised along a chain."""
 

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
-from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words
+from dpdask.arrays import Flags, Floats, Int32s, Ints, Shorts, Words, freeze_class
 from dpdask.channels import (
     LevelChannel,
+    WindowChannel,
     calibrate,
     check_cost,
     check_values,
     compute_rank,
+    has_window,
+    keep_most,
     laplace,
     level_cost,
     level_values,
     measure_attenuation,
     optimal,
     optimal_unbiased,
+    window_epsilon,
 )
 from dpdask.codec import Codec, Codecs
+from dpdask.domains import MAX_LISTED
 from dpdask.errors import SpecError, list_names
 from dpdask.kernels import chain as chain_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as bins_kernel
 from dpdask.kernels import rank as rank_kernel
+from dpdask.kernels import window as window_kernel
 from dpdask.mechanisms.dip.spec import (
     N_BINS,
     ChannelKind,
@@ -52,10 +58,11 @@ from dpdask.streams import Noise, Rng, RunKey, words
 _AT_BOUND = 0.01  # of the range: what is next to a bound
 _MANY_AT_BOUND = 0.25  # of the values: more of them there are doubtful
 _MANY_IN_CELL = 0.4
+_SHARES, _OF_LEVELS = ("epsilon", "kept", "kept_at_most"), ("apart", "stays", "masses")
 _LOST = 1e-9  # shares are solved for, so that of a level without a row is 0 up to rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class _ByChannel:
     """A channel and the exact tables that it is drawn from."""
 
@@ -81,7 +88,7 @@ class _ByChannel:
         return channel_kernel.sample(root, codes, np.ascontiguousarray(drawn), 0, self.tables)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class _ByNoise:
     """Discrete Laplace noise on ranks, and the exact tables of its digits."""
 
@@ -112,7 +119,7 @@ class _ByNoise:
         return {"ranks": self.noise.n_cells, "alpha_log": -self.noise.rate}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class LevelMechanism(_ByChannel):
     """A level column's channel."""
 
@@ -147,17 +154,95 @@ class LevelMechanism(_ByChannel):
         return f"is unchanged in at most {kept} of the rows ({chance} by chance): {few}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankMechanism(_ByNoise):
+@freeze_class(eq=False)
+class WindowMechanism:
+    """The channel of a column of very many levels, and the tables that it is drawn from."""
+
+    channel: WindowChannel
+    tables: rank_kernel.Tables = field(init=False)
+
+    kind: ClassVar = "window"
+    n_words: ClassVar = 3
+    distribution: ClassVar = None
+
+    def __post_init__(self) -> None:
+        apart = self.channel.window.apart[None, :]
+        object.__setattr__(self, "tables", channel_kernel.alias_tables(apart))
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on ε*."""
+        return self.channel.epsilon
+
+    @property
+    def exact_epsilon(self) -> float:
+        """The bound, computed again from the whole numbers."""
+        return window_epsilon(self.channel.window)
+
+    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
+        """Return a released value for each value of `array`; consumes `n_words` words a row."""
+        codes, window = encode(codec, array), self.channel.window
+        drawn = words(rng, len(codes), self.n_words)
+        released = window_kernel.sample(
+            codes,
+            drawn,
+            np.uint64(window.chance),
+            *self.tables,
+            window.stays,
+            window.masses,
+            window.bits,
+        )
+        return codec.decode(released)
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it: its numbers, from which every probability follows."""
+        window, total = self.channel.window, float(window_kernel.TOTAL)
+        circle = int(window.masses.sum())
+        return {
+            "window": {
+                "kept": self.channel.kept,
+                "kept_at_most": self.channel.kept_at_most,
+                "chance": window.chance / window_kernel.TOTAL,
+                "apart": (window.apart / total).tolist(),
+                "stays": (window.stays / total).tolist(),
+                "circle": (window.masses / circle).tolist(),
+                "width": (1 << window.bits) / circle,
+            }
+        }
+
+    def describe_kept(self, column: Column) -> str:
+        """Return how many levels stay as they are."""
+        kept, most = (
+            f"{100 * part:.3g} %" for part in (self.channel.kept, self.channel.kept_at_most)
+        )
+        n_lost = int((self.channel.window.apart == 0).sum())
+        lost = f"; {n_lost:,} of its levels are never released, which the reference lacks"
+        return (
+            f"is unchanged in {kept} of the rows (no channel of this ε keeps more than {most})"
+            + (lost if n_lost else "")
+        )
+
+
+class _OfNumbers:
+    """What randomises a continuous or mixed column: its numbers, and where they are null."""
+
+    __slots__ = ()
+
+    def randomise(self: Any, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
+        """Return a released value for each value of `array`; consumes `n_words` words a row."""
+        values, is_null = codec.encode(array)
+        drawn = words(rng, len(values), self.n_words)
+        return codec.decode(*self.draw(values, is_null, drawn, lattice=codec.lattice))
+
+
+@freeze_class(eq=False)
+class RankMechanism(_ByNoise, _OfNumbers):
     """Noise on the ranks of a continuous or mixed column, which are read in its reference's cdf."""
 
     distribution: RankDistribution
 
     kind: ClassVar = "ranks"
-
-    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
-        """Return a released value for each value of `array`; consumes `n_words` words a row."""
-        return _randomise_numbers(self, codec, array, rng)
 
     def draw(
         self, values: Floats, is_null: Flags, drawn: Words, *, lattice: bool
@@ -178,8 +263,8 @@ class RankMechanism(_ByNoise):
         return f"keeps a correlation of ranks of {correlate_ranks(self.epsilon):.2f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BinMechanism(_ByChannel):
+@freeze_class(eq=False)
+class BinMechanism(_ByChannel, _OfNumbers):
     """A channel on bins of a column's ranks: null, each atom, and even slices of the ranks between.
 
     Inside its bin a released value follows the reference.
@@ -190,10 +275,6 @@ class BinMechanism(_ByChannel):
 
     kind: ClassVar = "bins"
     n_words: ClassVar = 3
-
-    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
-        """Return a released value for each value of `array`; consumes `n_words` words a row."""
-        return _randomise_numbers(self, codec, array, rng)
 
     def draw(
         self, values: Floats, is_null: Flags, drawn: Words, *, lattice: bool
@@ -220,15 +301,7 @@ class BinMechanism(_ByChannel):
         return f"keeps a correlation of ranks of {kept:.2f}"
 
 
-ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
-
-
-def _randomise_numbers(
-    mechanism: RankMechanism | BinMechanism, codec: Any, array: pa.Array, rng: Rng
-) -> pa.Array:
-    values, is_null = codec.encode(array)
-    drawn = words(rng, len(values), mechanism.n_words)
-    return codec.decode(*mechanism.draw(values, is_null, drawn, lattice=codec.lattice))
+ColumnMechanism = LevelMechanism | WindowMechanism | RankMechanism | BinMechanism
 
 
 def _show(reference: RankDistribution) -> Json:
@@ -241,8 +314,7 @@ def _solve_shares(channel: LevelChannel) -> Floats:
     matrix = channel.matrix
     n = len(matrix)
     equations = np.vstack([matrix.T - np.eye(n), np.ones(n)])
-    shares: Floats = np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
-    return shares
+    return np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
 
 
 def doubt_bounds(reference: RankDistribution | None) -> list[str]:
@@ -284,7 +356,10 @@ def fit_column(
             if channel == "optimal-unbiased":
                 found = optimal_unbiased(shares, epsilon, level_values(codec))
             else:
-                wanted = level_cost(codec, shares, cost or ("value" if ordered else "zero-one"))
+                cost = cost or ("value" if ordered else "zero-one")
+                if has_window(codec.n_levels, int((shares > channel_kernel.UNSEEN).sum()), cost):
+                    return WindowMechanism(channel=keep_most(shares, epsilon))
+                wanted = level_cost(codec, shares, cost)
                 found = optimal(shares, epsilon, wanted, ordered=ordered)
         except SpecError as error:
             raise error.at(where) from None
@@ -311,7 +386,7 @@ def fit_column(
 # ---- in a chain: uniform ranks stay uniform
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class LaplaceRanks(_ByNoise):
     """Noise on the ranks of a column given the columns before it."""
 
@@ -336,7 +411,7 @@ class LaplaceRanks(_ByNoise):
         chain_kernel.release_rows(values, own, released, drawn, draws, trie, slots, lattice)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class BinnedRanks(_ByChannel):
     """A channel on even bins of ranks; inside its bin a released rank is uniform."""
 
@@ -415,7 +490,12 @@ def write_randomisers(
             arrays |= {f"{index}_x": reference.x, f"{index}_c": reference.c}
         if isinstance(each, ColumnMechanism):
             column["kind"] = each.kind
-        if isinstance(each, _ByNoise):
+        if isinstance(each, WindowMechanism):
+            channel, window = each.channel, each.channel.window
+            column |= {name: getattr(channel, name) for name in _SHARES}
+            column |= {"chance": window.chance, "bits": window.bits}
+            arrays |= {f"{index}_{name}": getattr(window, name) for name in _OF_LEVELS}
+        elif isinstance(each, _ByNoise):
             column["noise"] = each.noise.scalars
             arrays[f"{index}_weights"] = each.noise.weights
         else:
@@ -431,12 +511,17 @@ def read_randomisers(columns: Sequence[Named], arrays: Named) -> Json:
     """Return the randomiser of each column from what `write_randomisers` returned."""
     found: Json = {}
     for index, column in enumerate(columns):
-        kind, weights = column.get("kind"), arrays[f"{index}_weights"]
+        kind, weights = column.get("kind"), f"{index}_weights"
         parts: Json = {}
-        if "noise" in column:
-            parts["noise"] = rank_kernel.RankNoise(weights=weights, **column["noise"])
+        if kind == "window":
+            own = {name: arrays[f"{index}_{name}"] for name in _OF_LEVELS}
+            window = window_kernel.RankWindow(chance=column["chance"], bits=column["bits"], **own)
+            shares = {name: column[name] for name in _SHARES}
+            parts["channel"] = WindowChannel(window=window, **shares)
+        elif "noise" in column:
+            parts["noise"] = rank_kernel.RankNoise(weights=arrays[weights], **column["noise"])
         else:
-            parts["channel"] = LevelChannel(weights=weights, epsilon=column["epsilon"])
+            parts["channel"] = LevelChannel(weights=arrays[weights], epsilon=column["epsilon"])
         if kind in ("ranks", "bins"):
             knots = arrays[f"{index}_x"], arrays[f"{index}_c"]
             parts["distribution"] = RankDistribution(*knots, column["rank_error"], column["kept"])
@@ -444,7 +529,7 @@ def read_randomisers(columns: Sequence[Named], arrays: Named) -> Json:
             parts["edges"] = arrays[f"{index}_edges"]
         kinds: dict[Any, Any] = {
             None: LaplaceRanks if "noise" in column else BinnedRanks,
-            **{each.kind: each for each in (LevelMechanism, RankMechanism, BinMechanism)},
+            **{each.kind: each for each in get_args(ColumnMechanism)},
         }
         found[column["name"]] = kinds[kind](**parts)
     return found
@@ -454,7 +539,7 @@ _N_KNOTS = 2**10
 _N_TOLD = 256  # even ranks at which a card tells a reference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class DipRelease(RandomisedRows):
     """A fitted release: for each privatised column its mechanism.
 
@@ -503,11 +588,12 @@ class DipRelease(RandomisedRows):
         return cls(columns=read_randomisers(header["columns"], arrays))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class ColumnsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference for each column."""
 
     release_type: ClassVar = DipRelease
+    most_levels: ClassVar = MAX_LISTED
 
     def check(self, columns: Columns) -> None:
         """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""
@@ -579,7 +665,7 @@ class ColumnsMechanism(DipMechanism):
         return ColumnsDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class ColumnsDescription(DipDescription):
     """What is said of rows whose columns are randomised each on its own."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -12,11 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Json, Named
+from dpdask.arrays import freeze_class
+from dpdask.channels import window_epsilon
 from dpdask.codec import Codec
 from dpdask.computed import View
 from dpdask.documents import suggest
+from dpdask.domains import MAX_LEVELS
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
+from dpdask.kernels.window import read_window
 from dpdask.mechanisms.card import CoveredRows, Section, tell_domain, tell_numbers
 from dpdask.mechanisms.expectations import (
     TAILS,
@@ -86,9 +90,10 @@ class DipSpec(Spec):
     """
     channel: ChannelKind = "laplace"
     """`laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows.
-    `optimal`: the invariant ε-private channel of least expected cost. `optimal-unbiased`: the
-    best of those whose expected released value is linear in the original value; for levels that
-    are numbers or dates, each column by its own marginal distribution.
+    `optimal`: the invariant ε-private channel of least expected cost; of more than 100 categories
+    one that keeps nearly as many values as any. `optimal-unbiased`: the best of those whose
+    expected released value is linear in the original value; for levels that are numbers or dates,
+    each column by its own marginal distribution.
     """
     cost: dict[str, Cost] | None = None
     """What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over
@@ -111,7 +116,7 @@ def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: Ch
             raise SpecError(what, where, "set `channel` to optimal, or remove it")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class DipMechanism(Mechanism):
     """What releases row by row have in common, whatever the structure of their reference."""
 
@@ -133,6 +138,8 @@ class DipMechanism(Mechanism):
         check_costs(self.spec.cost or {}, self.schema.privatised, self.spec.channel)
         if self.spec.channel == "optimal-unbiased":
             self._check_unbiased()
+        if self.spec.channel != "optimal":
+            self._check_numbers()
         self.check_epsilons()
 
     def _check_unbiased(self) -> None:
@@ -150,6 +157,14 @@ class DipMechanism(Mechanism):
                 what = "null is a level without a value, so the channel optimal-unbiased cannot preserve the mean"
                 mend = "declare `nulls: refuse`, or set `channel` to optimal"
                 raise SpecError(what, where, mend)
+
+    def _check_numbers(self) -> None:
+        """Check that no column has so many levels that a matrix of them cannot be held."""
+        for name in self.schema.privatised:
+            if len(self.schema.columns[name].listed) > MAX_LEVELS:
+                what = f"the channel {self.spec.channel} takes at most {MAX_LEVELS:,} levels of a column"
+                mend = "set `channel` to optimal, or list the commonest, and let `other` stand for the rest"
+                raise SpecError(what, f"column {name!r}", mend)
 
     def check_epsilons(self) -> None:
         """Check that the ε of each column can be spent."""
@@ -286,9 +301,14 @@ class DipMechanism(Mechanism):
         for name, claimed in claims.items():
             column = card["columns"][name]
             drawn = column.get("channel") or column.get("rank_channel")
-            if drawn is None:
+            if drawn is None and "window" not in column:
                 return {}
-            exact[name] = within_digits(channel_epsilon(read_weights(drawn)), claimed)
+            found = (
+                channel_epsilon(read_weights(drawn))
+                if drawn is not None
+                else window_epsilon(read_window(column["window"]))
+            )
+            exact[name] = within_digits(found, claimed)
         return list_audit(claims, exact, "the released channel")
 
     def audit_columns(self, mechanisms: Named, reference: str) -> dict[str, Json]:
@@ -312,7 +332,7 @@ def list_audit(
     }
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class DipDescription(Description):
     """What is said of every release row by row."""
 
@@ -343,11 +363,11 @@ class DipDescription(Description):
         """What is done, in a few words."""
         return f"{', '.join(self.mechanism.schema.privatised)} randomised by the {self.mechanism.spec.channel} channel"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does between the units' bounds and the commit, in words."""
         names = ", ".join(self.mechanism.schema.privatised)
         return (
-            *self.mechanism.reference.stages(names, uncounted=uncounted),
+            *self.mechanism.reference.stages(names),
             "write: randomise each fragment and stage its shards",
         )
 

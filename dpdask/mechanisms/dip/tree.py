@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Json, Named
-from dpdask.arrays import Flags, Floats, Indices, Int32s, Shorts, Words
+from dpdask.arrays import Flags, Floats, Indices, Int32s, Shorts, Words, freeze_class
 from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.channels import (
     MAX_OPTIMAL_LEVELS,
@@ -73,7 +73,7 @@ _LEAST_SHARE = 1e-3  # of rows: for a rarer parent level an optimal channel is n
 _MOST_WORK = 2e9  # Σ (m·n)² over the programs: some minutes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class TreeColumn:
     """A column's channels, one for each released level of its parent."""
 
@@ -126,7 +126,7 @@ class TreeColumn:
         return channel_kernel.sample(parents, own, drawn, self.n_levels, self.tables)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class TreeRelease(RandomisedRows):
     """A fitted release along a tree of columns.
 
@@ -541,7 +541,7 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     return compute_rank(probabilities)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class TreeMechanism(DipMechanism):
     """Distribution-invariant privatisation along a tree: noisy tables of all rows, then each column given its parent."""
 
@@ -662,7 +662,7 @@ class TreeMechanism(DipMechanism):
         return TreeDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class TreeDescription(DipDescription):
     """What is said of rows that are randomised along a tree."""
 
@@ -698,7 +698,7 @@ class TreeDescription(DipDescription):
             )
         return found
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does between the units' bounds and the commit, in words."""
         bound, names = self.mechanism, self.mechanism.schema.privatised
         n, per_unit = len(names), bound.budget.rows_per_unit

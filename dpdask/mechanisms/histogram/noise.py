@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from decimal import Context, Decimal
 from functools import lru_cache
 from typing import ClassVar, Literal, Self, get_args
@@ -11,10 +11,10 @@ from typing import ClassVar, Literal, Self, get_args
 import numpy as np
 import pyarrow as pa
 
-from dpdask.archive import Archive, Archived, Contents, Json, Named
-from dpdask.arrays import Codes, Ints
-from dpdask.errors import InputError, SpecError
-from dpdask.mechanisms.marginals.noise import check_n_rows, share_of_cells
+from dpdask.archive import Archive, Archived, Contents, Json, Named, check_array, require
+from dpdask.arrays import Codes, Ints, freeze_class
+from dpdask.errors import SpecError
+from dpdask.mechanisms.marginals.noise import check_n_rows, check_version, share_of_cells
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
     Composed,
@@ -199,7 +199,7 @@ _MAX_TOTAL = 2.0**62  # of the weights: beyond, sums overflow and nothing can be
 TOTAL_SHARE = 0.01  # log n moves by scale/n: a hundredth of ε is plenty
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class HistogramPlan:
     """The noise and the threshold, decided before anything is drawn.
 
@@ -303,7 +303,7 @@ def plan(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NoisyHistogram(Archived):
     """A noisy joint histogram as a weighted sample of its cells; safe to publish."""
 
@@ -376,11 +376,7 @@ class NoisyHistogram(Archived):
 
     def check(self, domain: Domain, planned: HistogramPlan) -> None:
         """Check that this is the histogram that a run would draw now, and not one of another version."""
-        if self.domain != domain or self.plan != planned:
-            what, hint = "this was written by another version of dpdask", "resume with that version"
-            raise InputError(
-                what, "the run's noisy histogram", f"{hint}, or `dpdask abort` the run"
-            )
+        check_version((self.domain, self.plan) == (domain, planned), "noisy histogram")
 
     def _contents(self) -> Contents:
         plan_ = asdict(self.plan)
@@ -405,32 +401,25 @@ class NoisyHistogram(Archived):
         laplace = {
             name: event for name, event in events.items() if isinstance(event, DiscreteLaplace)
         }
-        if len(laplace) < len(events):
-            raise ValueError("the noise is not discrete Laplace")
+        require(len(laplace) == len(events), "the noise is not discrete Laplace")
         planned = HistogramPlan(**{"total": None, **laplace, **header["plan"]})
         domain, n_rows, cut = Domain.from_header(header), header["n_rows"], header["cut"]
         keys, weights = arrays["keys"], arrays["weights"]
         if n_rows is not None:
             check_n_rows(n_rows)
-        if (cut is None) != (planned.threshold == "none") or (
-            cut is not None and not (type(cut) is int and cut >= 1)
-        ):
-            raise ValueError("the cut is not the threshold's")
-        if not keys.dtype == weights.dtype == np.int64 or keys.ndim != 1:
-            raise ValueError("the cells and their weights are not whole numbers")
-        inside = (keys >= 0) & (keys < n_cells(domain))
-        if not inside.all() or not (keys[1:] > keys[:-1]).all() or keys.shape != weights.shape:
-            raise ValueError("the cells are not increasing, outside the domain, or too few")
-        is_cut = (weights == 0) if cut is None else (weights == 0) | (weights < cut)
-        if is_cut.any() or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
-            raise ValueError("the weights are not above the threshold, or too large to sample")
+        is_least = type(cut) is int and cut >= 1
+        is_of_threshold = cut is None if planned.threshold == "none" else is_least
+        require(is_of_threshold, "the cut is not the threshold's")
+        check_array(keys, np.int64, (len(keys),), 0, n_cells(domain) - 1)
+        require((keys[1:] > keys[:-1]).all(), "the cells are not increasing")
+        check_array(weights, np.int64, keys.shape, -np.inf if cut is None else cut, np.inf)
+        is_held = np.abs(weights.astype(np.float64)).sum() < _MAX_TOTAL
+        require(weights.all() and is_held, "weights that are 0, or too large to sample")
         every = arrays["every"] if header["format"] > 3 else np.empty(0, dtype=np.int64)
-        if every.dtype != np.int64 or every.shape not in ((0,), (n_cells(domain),)):
-            raise ValueError("the counts are not those of all cells")
-        if len(every) and not (
-            np.array_equal(_keep(every, cut), keys) and np.array_equal(every[keys], weights)
-        ):
-            raise ValueError("the cells are not those whose counts reach the threshold")
+        size = n_cells(domain) if len(every) else 0
+        check_array(every, np.int64, (size,), -np.inf, np.inf)
+        is_same = np.array_equal(_keep(every, cut), keys) and np.array_equal(every[keys], weights)
+        require(is_same or not size, "the cells are not those whose counts reach the threshold")
         return cls(
             domain=domain,
             plan=planned,

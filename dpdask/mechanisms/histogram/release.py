@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Named
-from dpdask.arrays import Floats, Ints
+from dpdask.arrays import Floats, Ints, freeze_class
 from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.codec import ValueCodec, is_real
 from dpdask.errors import SpecError
@@ -253,7 +253,7 @@ def spread(
     return values, weights.ravel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class _Line:
     """The possible cells of a cut column's line, and the two points of each of the column's cells."""
 
@@ -333,7 +333,7 @@ def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
     return pa.schema({**types, WEIGHT: pa.float64()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class FittedHistogram(ReleasedCounts):
     """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples."""
 
@@ -362,11 +362,9 @@ class FittedHistogram(ReleasedCounts):
     @property
     def few_valued(self) -> list[str]:
         """Which of them have few distinct values: of cells, all but the weight."""
-        return [
-            name
-            for name in self.schema.privatised
-            if self.output == "cells" or self.schema.columns[name].has_levels
-        ]
+        if self.output == "cells":
+            return list(self.schema.privatised)
+        return ReleasedCounts.few_valued.fget(self)  # type: ignore[attr-defined]  # a property
 
     def batches(
         self, start: int, n_rows: int, n_total: int, key: RunKey, part: str

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
+from dpdask.arrays import freeze_class
 from dpdask.cells import DEFAULT_BINS, FEW_ROWS, CutColumns, FoundBins
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
@@ -109,7 +110,7 @@ class HistogramSpec(Spec):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class HistogramMechanism(NoisyCounts):
     """The perturbed histogram of a schema under a budget.
 
@@ -159,9 +160,9 @@ class HistogramMechanism(NoisyCounts):
         return self.noise.event
 
     @property
-    def counted(self) -> tuple[CentralEvent, ...]:
+    def counted(self) -> tuple[tuple[CentralEvent, int], ...]:
         """The noise of the cells; none with a threshold, which changes counts by more than that."""
-        return (self.noise.cells,) if self.spec.threshold == "none" else ()
+        return ((self.noise.cells, 1),) if self.spec.threshold == "none" else ()
 
     def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
         """Return the noise of the cells; see `Mechanism.find_counted`."""
@@ -317,7 +318,7 @@ class HistogramMechanism(NoisyCounts):
         return HistogramDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class HistogramDescription(NoisyCountsDescription):
     """What is said of a perturbed histogram."""
 
@@ -329,7 +330,7 @@ class HistogramDescription(NoisyCountsDescription):
         what = "weighted cells" if self.mechanism.spec.output == "cells" else "synthetic rows"
         return f"{what} of a noisy histogram of {len(self.mechanism.schema.privatised)} columns"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does, in words."""
         asked, search, size = self.mechanism, self.mechanism.search, ""
         if not (asked.awaits_rows or search):

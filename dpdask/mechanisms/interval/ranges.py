@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from dpdask.arrays import Flags, Floats, Words
+from dpdask.arrays import Flags, Floats, Words, freeze_class
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import ranges as kernel
 from dpdask.kernels.ranges import LEVELS, Acceptable, Quantiles, Steps
@@ -20,7 +19,7 @@ Interval = tuple[float, float]
 _CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Ranges:
     """What is released of a column."""
 
@@ -50,7 +49,7 @@ class Perturbation(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Partition:
     """Random anchors cut the line into ranges, and the range of the value is released.
 
@@ -104,7 +103,7 @@ class Partition:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Narrowing:
     """Rounds of halving by random anchors, until the coverage would fall below a row's tau.
 
@@ -152,7 +151,7 @@ class Narrowing:
 Cut = Partition | Narrowing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Selection:
     """Another step's range, released only if it is wide enough and a coin says so; (-inf, inf) otherwise.
 
@@ -179,10 +178,7 @@ class Selection:
 
     def is_wide(self, lower: Floats, upper: Floats) -> Flags:
         """Return where a range certainly has a coverage of at least tau."""
-        wide: Flags = (
-            kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
-        )
-        return wide
+        return kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range of each value that is released, and the whole line for the others; see `Step`."""
@@ -204,7 +200,7 @@ class Selection:
         return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Union:
     """Several independent partitions of one column, released together.
 
@@ -238,7 +234,7 @@ class Union:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Perturbed:
     """A local randomiser, then the range of its output: the range need not contain the value.
 
@@ -286,7 +282,7 @@ the lower and upper ends (float64, shape (n,)). `parts` cut the line.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class RangeRandomiser:
     """What turns the values of a column into random ranges.
 
@@ -355,7 +351,7 @@ _N_DRAWS = 2**16
 _N_PAIRS = 2**18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class PublicReference:
     """A public distribution of the values, in whole numbers where the column's are."""
 
@@ -434,7 +430,6 @@ def coverages(
     *,
     acceptable: Sequence[Interval] = (),
     lattice: bool = False,
-    where: str = "reference",
 ) -> Floats:
     """Return the individual coverage L(S) of each released range: its probability under a public reference.
 
@@ -448,8 +443,7 @@ def coverages(
     ----------
     Ding and Ding, Interval privacy, Implication 3 of Definition 1.
     """
-    public = _freeze(reference, lattice, where)
-    return _measure(ranges, public, acceptable)
+    return _measure(ranges, _freeze(reference, lattice, "reference"), acceptable)
 
 
 def _freeze(reference: ScipyDistribution, lattice: bool, where: str) -> PublicReference:

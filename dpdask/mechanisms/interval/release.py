@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar, Self
 
@@ -13,10 +13,16 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Contents, Named
-from dpdask.arrays import Flags, Floats, Words
+from dpdask.arrays import Flags, Floats, Words, freeze_class
 from dpdask.codec import Codec, Codecs, codec_for, is_real
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.columns import ColumnMechanism, DipRelease, LevelMechanism
+from dpdask.mechanisms.dip.columns import (
+    BinMechanism,
+    ColumnMechanism,
+    DipRelease,
+    LevelMechanism,
+    RankMechanism,
+)
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
 from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_coverages
@@ -77,7 +83,7 @@ def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, Flags]:
     return levels[codes], is_null[codes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class DipPerturbation:
     """A column's fitted mechanism as a `Perturbation`, in the column's numbers.
 
@@ -106,18 +112,18 @@ class DipPerturbation:
 
     def perturb(self, values: Floats, words: Words) -> Floats:
         """Return a value for each value; of levels, some level for any other number."""
-        if not isinstance(self.mechanism, LevelMechanism):
+        if isinstance(self.mechanism, RankMechanism | BinMechanism):
             known = np.zeros(len(values), dtype=np.bool_)
             return self.mechanism.draw(values, known, words, lattice=self.lattice)[0]
+        assert isinstance(self.mechanism, LevelMechanism)  # its levels have an order
         codes = np.searchsorted(self.levels, values).astype(np.int32)
         # a null comes as 0, which may lie above every level: its row is drawn like any other, and
         # blanked by the caller
         codes = np.minimum(codes, np.int32(len(self.levels) - 1))
-        perturbed: Floats = self.levels[self.mechanism.sample(codes, words[:, 0])]
-        return perturbed
+        return self.levels[self.mechanism.sample(codes, words[:, 0])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class IntervalRelease(RandomisedRows):
     """The interval mechanism of each private column.
 

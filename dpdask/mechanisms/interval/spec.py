@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Json
+from dpdask.arrays import freeze_class
 from dpdask.codec import Codec, Codecs, is_real
 from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
@@ -46,14 +47,14 @@ from dpdask.mechanisms.interval.release import (
 )
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Sentences, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
-from dpdask.privacy.budget import MAX_EPSILON, describe_published, order_text
+from dpdask.privacy.budget import MAX_EPSILON, Part, Promise, describe_published, order_text
 from dpdask.privacy.events import (
     Composed,
     RowOrder,
     to_dict,
     write_digits,
 )
-from dpdask.references.reference import ColumnStatistic
+from dpdask.references.reference import CHECK, ColumnStatistic
 from dpdask.schema import Column, Schema, arrow_type
 from dpdask.streams import RunKey
 
@@ -111,7 +112,7 @@ class IntervalSpec(Spec):
         return f"`columns.{name}.perturb.epsilon`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class RandomRangesMechanism(Mechanism):
     """Interval privacy of every private column by its own design; only columns that are perturbed have an ε."""
 
@@ -323,7 +324,7 @@ def _get_cut(design: Design) -> Design:
 # ---- what is said
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class RangesDescription(Description):
     """What is said of random ranges."""
 
@@ -350,14 +351,14 @@ class RangesDescription(Description):
         how = f"{', '.join(self.mechanism.designs)} released as random ranges"
         return f"{how}; {perturbed} perturbed first" if perturbed else how
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does before the commit, in words."""
         perturbed = ", ".join(find_perturbed(self.mechanism.designs))
         read = ", ".join(self.mechanism.schema.privatised)
         tables = "the tables that anchors and perturbations are drawn from"
         draw = f"perturb {perturbed}; draw" if perturbed else "draw"
         return (
-            *((f"survey: read {read}; count the rows",) if uncounted else ()),
+            CHECK.format(columns=read),
             f"fit: {tables}, on the driver; the designs are written once",
             f"write: {draw} each fragment's anchors, find its values' ranges, and stage its shards",
         )
@@ -456,25 +457,34 @@ def _join(texts: Mapping[str, str]) -> str:
 
 def describe_guarantee(
     designs: Mapping[str, Design], budget: Budget | None, order: RowOrder, true: str = TRUE
-) -> str:
+) -> Promise:
     """Return the promise in words, including what is not covered, and `true`: whether ranges hold their values."""
     perturbed = {name: designs[name] for name in find_perturbed(designs)}
     pure = {name: design for name, design in designs.items() if name not in perturbed}
-    ranges = (
+    told = (
         f"For each private value ({', '.join(pure)}) a random range is released that contains it. There is no ε: interval privacy bounds "
-        "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
-        f"Protected: {describe_protected(pure)}. Not protected: {describe_unprotected(pure)}. "
-        f"{true}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
-        f"no ledger counts them. {describe_published(order)}."
+        "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing."
     )
+    again = (
+        f"{true}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
+        "no ledger counts them."
+    )
+    ranges: list[tuple[Part, str]] = [
+        ("protected", f"{describe_protected(pure)}."),
+        ("not protected", f"{describe_unprotected(pure)}. {again}"),
+        ("published", f"{describe_published(order)}."),
+    ]
     if budget is None:
-        return ranges
+        return Promise.of(("promise", told), *ranges)
     columns = ", ".join(perturbed)
     covered, uncovered = f"the values of {columns} in all rows", describe_unprotected(perturbed)
-    return (
-        f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
-        f"For {columns}: {guarantee_text(budget, covered, uncovered, order)}"
-    ) + (f" For {', '.join(pure)} that ε says nothing. {ranges}" if pure else "")
+    (_, promised), *rest = guarantee_text(budget, covered, uncovered, order).parts
+    perturbing = f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value."
+    head: tuple[Part, str] = ("promise", f"{perturbing} For {columns}: {promised}")
+    if not pure:
+        return Promise.of(head, *rest)
+    beside: tuple[Part, str] = ("promise", f"For {', '.join(pure)} that ε says nothing. {told}")
+    return Promise.of(head, *rest, beside, *ranges)
 
 
 def interval_section(
@@ -564,7 +574,7 @@ def expect_held(name: str, design: Design, codec: Codec) -> float | None:
     return _measure(_Measured.of(name, design, is_lattice(codec)))
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class _Measured:
     """What the mean coverage of a column is a function of, and the name for its errors."""
 

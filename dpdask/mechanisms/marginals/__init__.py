@@ -14,14 +14,24 @@ def _ask(card: Card) -> list[str]:
     ]
 
 
+def _of_persons(card: Card) -> bool:
+    return "persons" in card.mechanism.details
+
+
+def _say_smallest(card: Card) -> list[str]:
+    found = describe_smallest(card)
+    return [each.replace(" rows:", " persons:") for each in found] if _of_persons(card) else found
+
+
 GUIDANCE = Guidance(
     title="Tables of counts with noise",
     shape=lambda _: "tables",
     uses=lambda card: (
         [
-            f"The counts of these tables, each with its margin of error: {list_cliques(card.mechanism.details.get('cliques', []))}."
+            f"The counts of these tables, each with its margin of error: {list_cliques(card.mechanism.details.get('cliques', []))}.",
+            *(["Each person weighs 1, and its rows weigh the same."] if _of_persons(card) else []),
         ],
-        ["Any other table or statistic: nothing else is released.", *describe_smallest(card)],
+        ["Any other table or statistic: nothing else is released.", *_say_smallest(card)],
     ),
     questions=_ask,
     margins=lambda _: "Margins hold the noise of each count, with probability 95 %.",

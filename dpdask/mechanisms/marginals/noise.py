@@ -6,7 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 from typing import Any, ClassVar, Self
 
@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents, Json, Named
-from dpdask.arrays import Flags, Floats, Ints
+from dpdask.archive import Archive, Archived, Contents, Json, Named, check_array, require
+from dpdask.arrays import Flags, Floats, Ints, freeze_class
 from dpdask.cells import Cells
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.channel import project
-from dpdask.mechanisms.levels import draft_numbers, read_selection, split_delta
+from dpdask.mechanisms.levels import draft_numbers, find_weight, read_selection, split_delta
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
     CentralEvent,
@@ -54,7 +54,7 @@ _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
 _SHARED = ("cells", "one_way", "pairs", "chosen", "scores", "triples")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class MarginalNoise:
     """The noise of every table, decided before any is drawn.
 
@@ -75,6 +75,8 @@ class MarginalNoise:
     triples: CentralEvent | None = None  # of the three-way tables, `count` at most
     cells: CentralEvent | None = None  # of the fine counts from which cells are found
     levels: Mapping[str, KeySelection] = field(default_factory=dict)  # of each column with such
+    # of each declared table, of how many parts a person's weight is; empty where rows are counted
+    parts: Mapping[Clique, int] = field(default_factory=dict)
 
     @property
     def event(self) -> Composed:
@@ -111,17 +113,24 @@ class MarginalNoise:
         written = {name: event and to_dict(event) for name, event in shared.items()}
         cliques = [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]
         levels = {name: to_dict(event) for name, event in self.levels.items()}
-        return {**written, "cliques": cliques, **({"levels": levels} if levels else {})}
+        more = {
+            "levels": levels,
+            "parts": [self.parts[each] for each in self.cliques if self.parts],
+        }
+        return {**written, "cliques": cliques, **{key: each for key, each in more.items() if each}}
 
     @classmethod
     def from_dict(cls, data: Named) -> Self:
         """Return the noise that a mapping from `to_dict` holds."""
-        shared = {
+        shared: dict[str, Any] = {
             name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED
         }
         cliques = {tuple(clique): central_from_dict(event) for clique, event in data["cliques"]}
         levels = {name: read_selection(event) for name, event in data.get("levels", {}).items()}
-        return cls(**shared, cliques=cliques, levels=levels)
+        parts = dict(zip(cliques, data["parts"], strict=True)) if "parts" in data else {}
+        is_whole = all(type(each) is int and each > 0 for each in parts.values())
+        require(is_whole, "a person's weight is of no such number of parts")
+        return cls(**shared, cliques=cliques, levels=levels, parts=parts)
 
 
 def account_for(
@@ -210,10 +219,11 @@ def plan_noise(
     listed = {}
     if discovered:
         one, keys = replace(events["levels"], count=1), budget.rows_per_unit
-        selection = KeySelection(noise=one, keys=keys, delta=lost)
+        selection = KeySelection(noise=one, keys=keys, delta=lost, weight=find_weight(budget))
         listed = dict.fromkeys(discovered, selection)
+    shared: dict[str, Any] = {name: events.get(name) for name in _SHARED}
     return MarginalNoise(
-        **{name: events.get(name) for name in _SHARED},
+        **shared,
         cliques={clique: events[clique] for clique in declared if clique in events},
         levels=listed,
     )
@@ -269,8 +279,8 @@ def draft(budget: Budget, weight: float, count: int) -> CentralEvent | None:
 
 
 def draft_keys(budget: Budget, weight: float, count: int) -> DiscreteGaussian:
-    """Return the event of the numbers of units of some columns, up to the factor that all noise has in common."""
-    unit = draft_numbers(budget, 1.0)
+    """Return the event of the weights of some columns' levels, up to the factor that all noise has in common."""
+    unit = draft_numbers(budget)
     table = budget.rows_per_unit * math.sqrt(1 + (budget.adjacency == "replace-one"))
     # a weight costs numbers of units what it costs tables
     sigma = unit.sensitivity / table / math.sqrt(weight)
@@ -304,7 +314,7 @@ def draft_scores(budget: Budget, weight: float, n: int) -> DiscreteGaussian:
 Counts = Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class NoisyMarginals(Archived):
     """Noisy tables; safe to publish."""
 
@@ -386,12 +396,7 @@ class NoisyMarginals(Archived):
 
     def check(self, domain: Domain, noise: MarginalNoise) -> None:
         """Check that these are the tables that a run would draw now, and not those of another version."""
-        if self.domain != domain or self.noise != noise:
-            what, hint = (
-                "these were written by another version of dpdask",
-                "resume with that version",
-            )
-            raise InputError(what, "the run's noisy tables", f"{hint}, or `dpdask abort` the run")
+        check_version((self.domain, self.noise) == (domain, noise), "noisy tables")
 
     def _contents(self) -> Contents:
         header = {
@@ -417,8 +422,7 @@ class NoisyMarginals(Archived):
         cliques = (*noise.cliques, *chosen)
         shapes |= {f"clique_{n}": domain.shape_of(clique) for n, clique in enumerate(cliques)}
         for name, shape in shapes.items():
-            if arrays[name].dtype != np.int64 or arrays[name].shape != shape:
-                raise ValueError("a table has another shape than the domain gives it")
+            check_array(arrays[name], np.int64, shape, -np.inf, np.inf)
         check_n_rows(header["n_rows"])
         return cls(
             domain=domain,
@@ -430,10 +434,17 @@ class NoisyMarginals(Archived):
         )
 
 
+def check_version(is_own: bool, kept: str) -> None:
+    """Check that a run would draw what is kept for it."""
+    if not is_own:
+        what, hint = "written by another version of dpdask", "resume with that version"
+        raise InputError(what, f"the run's {kept}", f"{hint}, or `dpdask abort` the run")
+
+
 def check_n_rows(n_rows: object) -> None:
     """Check a number of rows from outside."""
-    if type(n_rows) not in (int, float) or not abs(n_rows) <= noise.MAX_COUNT:  # type: ignore[arg-type]  # also refuses NaN
-        raise ValueError("no table has this number of rows")
+    is_known = type(n_rows) in (int, float) and abs(n_rows) <= noise.MAX_COUNT  # type: ignore[arg-type]  # also refuses NaN
+    require(is_known, "no table has this number of rows")
 
 
 def measure(
@@ -541,7 +552,7 @@ MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard d
 _DOUBT = 0.5  # standard deviations of a cell's noise: three cells in five are farther off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class PairGroup:
     """All pairs of attributes with tables of one shape (m, n) and one size of noise."""
 
@@ -577,10 +588,9 @@ class PairGroup:
         rows, columns = self.tables.sum(axis=2), self.tables.sum(axis=1)
         independent = rows[:, :, None] * columns[:, None, :] / rows.sum(axis=1)[:, None, None]
         departure = wanted - independent
-        moved: Floats = independent + np.sign(departure) * np.maximum(
+        return independent + np.sign(departure) * np.maximum(
             np.abs(departure) - _DOUBT * self.sigma, 0.0
         )
-        return moved
 
     def correct(self, wanted: Floats, found: Ints, n_sampled: int, gain: float) -> Floats:
         """Return wanted counts moved against what a sample shows too much or too little of, within their Fréchet bounds.
@@ -595,11 +605,10 @@ class PairGroup:
         missing = self.tables - shown * scale
         missing[np.abs(missing) <= _CHANCE * np.sqrt(np.maximum(shown, 1.0)) * scale] = 0.0
         lower, upper = np.maximum(rows + columns - total, 0.0), np.minimum(rows, columns)
-        moved: Floats = np.minimum(np.maximum(wanted + gain * missing, lower), upper)
-        return moved
+        return np.minimum(np.maximum(wanted + gain * missing, lower), upper)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class Denoised:
     """Consistent one-way counts and two-way tables."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Archive
-from dpdask.arrays import Ints
+from dpdask.arrays import Floats, Ints, freeze_class
 from dpdask.errors import SpecError
 from dpdask.mechanisms.columns import ReleasedCounts
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
@@ -25,20 +24,20 @@ COUNT = "count"
 MARGIN = "margin_95"
 
 
-def make_types(cliques: Iterable[tuple[str, ...]]) -> pa.Schema:
-    """Return the columns in which tables are written."""
+def make_types(cliques: Iterable[tuple[str, ...]], *, persons: bool = False) -> pa.Schema:
+    """Return the columns in which tables are written; a count of persons may hold parts of them."""
     names = dict.fromkeys(name for clique in cliques for name in clique)
     return pa.schema(
         [
             (TABLE, pa.string()),
             *((name, pa.string()) for name in names),
-            (COUNT, pa.int64()),
+            (COUNT, pa.float64() if persons else pa.int64()),
             (MARGIN, pa.float64()),
         ]
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@freeze_class(eq=False)
 class MarginalTables(ReleasedCounts):
     """Noisy contingency tables, written one row a cell."""
 
@@ -50,21 +49,26 @@ class MarginalTables(ReleasedCounts):
 
     noisy: NoisyMarginals
 
-    def table(self, clique: Clique) -> Ints:
-        """Return one noisy table, an int64 array with an axis for each of its columns, in the order asked for; may be negative."""
-        return self.noisy.table(self._check_clique(clique))
+    def table(self, clique: Clique) -> Any:
+        """Return one noisy table, an int64 array with an axis for each of its columns, in the order asked for; may be negative. Of persons it is a float64 array."""
+        counts = self.noisy.table(self._check_clique(clique))
+        return counts / self._count_parts(clique) if self.noisy.noise.parts else counts
 
     def margin(self, clique: Clique) -> float:
-        """Return the half-width, in counts, of a 95 % interval for one cell of a table."""
-        return self.noisy.margin(self._check_clique(clique))
+        """Return the half-width, in rows or persons, of a 95 % interval for one cell of a table."""
+        return self.noisy.margin(self._check_clique(clique)) / self._count_parts(clique)
+
+    def _count_parts(self, clique: Clique) -> int:
+        """Return of how many parts a count of 1 is."""
+        parts = self.noisy.noise.parts.items()
+        return next((each for known, each in parts if {*known} == {*clique}), 1)
 
     def to_frame(self, clique: Clique) -> pd.DataFrame:
         """Return one noisy table as a frame: the labels of each of its columns, `count`, and `margin_95`."""
         counts = self.table(clique)
         rows = self._make_rows(clique, counts, self._labels(), np.arange(counts.size))
         table = pa.table({name: rows[name] for name in (*clique, COUNT, MARGIN)})
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
+        return table.to_pandas()
 
     def _check_clique(self, clique: Clique) -> Clique:
         if sorted(clique) not in map(sorted, self.noisy.cliques):
@@ -76,7 +80,7 @@ class MarginalTables(ReleasedCounts):
     @property
     def types(self) -> pa.Schema:
         """The columns that are written: `table`, one text for each column of any table, `count`, `margin_95`."""
-        return make_types(self.noisy.cliques)
+        return make_types(self.noisy.cliques, persons=bool(self.noisy.noise.parts))
 
     @property
     def few_valued(self) -> list[str]:
@@ -103,7 +107,8 @@ class MarginalTables(ReleasedCounts):
         A column that is not of the table is null; the level null is the text `null`.
         """
         types, labels, first = self.types, self._labels(), 0
-        for clique, counts in self.noisy.cliques.items():
+        for clique in self.noisy.cliques:
+            counts = self.table(clique)
             places = np.arange(max(start, first), min(start + n_rows, first + counts.size)) - first
             first += counts.size
             if len(places):
@@ -118,7 +123,7 @@ class MarginalTables(ReleasedCounts):
     def _make_rows(
         self,
         clique: Clique,
-        counts: Ints,
+        counts: Ints | Floats,
         labels: Mapping[str, list[str]],
         places: Ints,
     ) -> dict[str, pa.Array]:
@@ -131,5 +136,5 @@ class MarginalTables(ReleasedCounts):
                 for name, code in zip(clique, codes, strict=True)
             },
             COUNT: pa.array(counts.ravel()[places]),
-            MARGIN: pa.array([self.noisy.margin(clique)] * len(places)),
+            MARGIN: pa.array([self.margin(clique)] * len(places)),
         }

@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -15,9 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import BeforeValidator
 
+from dpdask.arrays import freeze_class
 from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins
 from dpdask.codec import LevelCodec
-from dpdask.documents import suggest
+from dpdask.documents import GrownDocument, suggest
+from dpdask.domains import MAX_LISTED
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column
@@ -49,7 +51,7 @@ from dpdask.references.histogram import (
     list_adaptive,
     warn_of_far_cells,
 )
-from dpdask.schema import MAX_FOUND, Schema
+from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.marginals import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey
@@ -57,7 +59,7 @@ from dpdask.streams import Noise, RunKey
 _FEW_LEVELS = 16  # that a column must be able to have whose levels are found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class NoisyTables(NoisyCounts):
     """A mechanism that counts contingency tables and adds noise to every cell.
 
@@ -165,10 +167,12 @@ class NoisyTables(NoisyCounts):
         return self.noise.event
 
     @property
-    def counted(self) -> tuple[CentralEvent, ...]:
+    def counted(self) -> tuple[tuple[CentralEvent, int], ...]:
         """The noise of the tables that are measured whatever the rows are."""
-        found = (self.noise.one_way, self.noise.pairs, *self.noise.cliques.values())
-        return tuple(event for event in found if event is not None)
+        parts = self.noise.parts
+        found = [(self.noise.one_way, 1), (self.noise.pairs, 1)]
+        found += [(event, parts.get(each, 1)) for each, event in self.noise.cliques.items()]
+        return tuple((event, n) for event, n in found if event is not None)
 
     def find_counted(self, column: str, columns: Columns) -> tuple[CentralEvent, int] | None:
         """Return the noise of the table with the fewest cells that has a column; see `Mechanism.find_counted`."""
@@ -219,7 +223,7 @@ class NoisyTables(NoisyCounts):
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class NoisyTablesDescription(NoisyCountsDescription):
     """What is said of every release of noisy tables."""
 
@@ -229,6 +233,7 @@ class NoisyTablesDescription(NoisyCountsDescription):
         """Return how far the counts of the tables may be off."""
         asked = self.mechanism
         noise, sizes, search = asked.noise, asked.sizes(columns), asked.cell_search
+        parts = dict[str, int]()
         named = {
             "a one-way table": noise.one_way,
             "a two-way table": noise.pairs,
@@ -238,19 +243,20 @@ class NoisyTablesDescription(NoisyCountsDescription):
         for clique, event in noise.cliques.items():
             n_cells = math.prod(sizes[name] for name in clique)
             size = "" if {*clique} & {*asked.discovered} else f", of {n_cells:,} cells,"
-            named[f"the table {' x '.join(clique)}{size}"] = event
+            table = f"the table {' x '.join(clique)}{size}"
+            named[table], parts[table] = event, noise.parts.get(clique, 1)
         found = [
-            f"a count of {table} is off by at most {margin_95(event):,.3g} with probability 0.95"
+            f"a count of {table} is off by at most {margin_95(event) / parts.get(table, 1):,.3g} with probability 0.95"
             for table, event in named.items()
             if event is not None
         ]
         found += describe_wide_cells(asked.cells(columns), asked.bins)
         if asked.n_rows_private:  # then nothing can warn of too few
             needed = sorted(count_needed_rows(noise, sizes).values())
-            few = write_digits(needed[len(needed) // 2])
+            few, whose = write_digits(needed[len(needed) // 2]), _name_counted(noise)
             found.append(
-                f"with fewer than about {few} rows, the average cell of half of the tables holds"
-                " fewer rows than the σ of its noise"
+                f"with fewer than about {few} {whose}, the average cell of half of the tables holds"
+                f" fewer {whose} than the σ of its noise"
             )
         searches = [each for each in (asked.level_search, search) if each is not None]
         return (*found, *(line for each in searches for line in each.expectations))
@@ -264,6 +270,10 @@ class NoisyTablesDescription(NoisyCountsDescription):
         return (*found, *list_noisy_tables(asked.noise, asked.sizes(columns), n_rows))
 
 
+def _name_counted(noise: MarginalNoise) -> str:
+    return "persons" if noise.parts else "rows"
+
+
 def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Clique, float]:
     """Return for each table the number of rows at which a cell has as many on average as the noise's standard deviation."""
     tables = dict(noise.cliques)
@@ -271,7 +281,9 @@ def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Cl
         if event is not None:
             tables |= dict.fromkeys(itertools.combinations(sizes, n), event)
     return {
-        table: deviation(event) * math.prod(sizes[name] for name in table)
+        table: deviation(event)
+        / noise.parts.get(table, 1)
+        * math.prod(sizes[name] for name in table)
         for table, event in tables.items()
     }
 
@@ -282,11 +294,11 @@ def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: in
     noisy = [table for table, needed in tables.items() if needed > n_rows]
     if not noisy:
         return ()
-    named = ", ".join(" x ".join(table) for table in noisy[:3])
+    named, whose = ", ".join(" x ".join(table) for table in noisy[:3]), _name_counted(noise)
     more = f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else ""
     return (
         (
-            f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer rows on"
+            f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer {whose} on"
             f" average than the noise of a count: {named}{more}. Even strong dependence may come out"
             " weak there, or not at all. Take fewer cells or columns, or spend more ε."
         ),
@@ -305,7 +317,11 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
         "three_way": noise.triples,
         **{" x ".join(clique): event for clique, event in noise.cliques.items()},
     }
-    return account_for(noise.event, named, budget, "tables")
+    found = account_for(noise.event, named, budget, "tables")
+    for clique, parts in noise.parts.items():
+        for each in found["noise"][" x ".join(clique)]:
+            found["noise"][" x ".join(clique)][each] /= parts
+    return found
 
 
 def _as_cliques(value: object) -> object:
@@ -330,7 +346,7 @@ def _as_weights(value: object) -> object:
     return tuple(float(weight) for weight in value)
 
 
-class MarginalsSpec(Spec):
+class MarginalsSpec(GrownDocument, Spec):
     """Noisy contingency tables."""
 
     kind: Literal["marginals"] = "marginals"
@@ -343,9 +359,15 @@ class MarginalsSpec(Spec):
     that are found under privacy, in a pass of their own. A number: into that many cells of equal
     width. A mapping: for each column one of these, or a list of the first value of each cell.
     """
+    persons: bool = False
+    """Whether all rows of a value of the unit's column are one person, who weighs 1 in each table; each
+    of its k rows weighs 1/k. Tables may have columns of persons and of rows. `bins` must be declared.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset(("persons",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_class
 class MarginalsMechanism(NoisyTables):
     """The noisy tables of a schema under a budget.
 
@@ -358,7 +380,7 @@ class MarginalsMechanism(NoisyTables):
     spec: MarginalsSpec
 
     nobody: ClassVar = "the cells of a table"
-    most_levels: ClassVar = MAX_FOUND
+    most_levels: ClassVar = MAX_LISTED
     release_type: ClassVar = MarginalTables
 
     def check_spec(self) -> None:
@@ -429,7 +451,7 @@ class MarginalsMechanism(NoisyTables):
         return MarginalsDescription(self)
 
 
-@dataclass(frozen=True, slots=True)
+@freeze_class(kw_only=False)
 class MarginalsDescription(NoisyTablesDescription):
     """What is said of noisy tables, each of its own."""
 
@@ -440,7 +462,7 @@ class MarginalsDescription(NoisyTablesDescription):
         """What was done, in a few words."""
         return f"{len(self.mechanism.spec.cliques)} tables with noise on every cell"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
+    def stages(self, columns: Columns) -> Sentences:
         """Return what a run does, in words."""
         asked = self.mechanism
         n_columns, n_tables = len(asked.schema.privatised), len(asked.spec.cliques)

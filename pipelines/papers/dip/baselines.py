@@ -7,6 +7,7 @@ bits tell of the value (Mironov 2012), so a table that they made protects less t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.random import Generator
@@ -278,14 +279,7 @@ def nlrm(table: Floats, widths: Floats, epsilon: float, *, rng: Generator) -> Fl
     ----------
     Bi and Shen, Distribution-invariant differential privacy, appendix S2, "Gaussian graphical models".
     """
-    _one_per_column(table, widths, "NLRM")
-    share = epsilon / table.shape[1]
-    return np.column_stack(
-        [
-            lrm(column, float(width), share, rng=rng)
-            for column, width in zip(table.T, widths, strict=True)
-        ]
-    )
+    return _by_column(lrm, table, widths, epsilon, "NLRM", rng)
 
 
 def nopm(table: Floats, radii: Floats, epsilon: float, *, rng: Generator) -> Floats:
@@ -319,23 +313,28 @@ def nopm(table: Floats, radii: Floats, epsilon: float, *, rng: Generator) -> Flo
     ----------
     Bi and Shen, Distribution-invariant differential privacy, appendix S2, "Gaussian graphical models".
     """
-    _one_per_column(table, radii, "NOPM")
-    share = epsilon / table.shape[1]
-    return np.column_stack(
-        [
-            opm_ball(column, float(radius), share, rng=rng)
-            for column, radius in zip(table.T, radii, strict=True)
-        ]
-    )
+    return _by_column(opm_ball, table, radii, epsilon, "NOPM", rng)
 
 
-def _one_per_column(table: Floats, numbers: Floats, where: str) -> None:
+def _by_column(
+    mechanism: Callable[..., Floats],
+    table: Floats,
+    numbers: Floats,
+    epsilon: float,
+    where: str,
+    rng: Generator,
+) -> Floats:
     if table.ndim != 2 or numbers.shape != (table.shape[1],):
         raise SpecError(
             "there must be one number per column of a table",
             where,
             "give arrays of shapes (n, p) and (p,)",
         )
+    share = epsilon / table.shape[1]
+    columns = zip(table.T, numbers, strict=True)
+    return np.column_stack(
+        [mechanism(column, float(number), share, rng=rng) for column, number in columns]
+    )
 
 
 def _positive(value: float, name: str) -> None:

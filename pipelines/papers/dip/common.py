@@ -1,4 +1,7 @@
-"""What the scripts of this folder share: cells with standard errors, tables that are printed and kept, streams of replicates."""
+"""What the scripts of this folder share: cells with standard errors, tables that are printed and kept, streams of replicates.
+
+`paper.json` has the paper's numbers: by table, setting and method, for each ε, a mean and the number in parentheses behind it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,11 @@ import numpy as np
 
 Array = Any
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
+FRACTIONS = (0.15, 0.25, 0.35)
+NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
+ALL_PRIVATE = "DIP, none held out"
 PAPER_REPLICATES = 1000
+PAPER = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
 LIMIT, NEAR = 3.0, 0.1  # of combined standard errors; of the paper's number
 
 
@@ -57,16 +64,14 @@ class Cell:
         return f"{self.mean:.{digits}f} ± {self.error:.{digits}f}"
 
 
-def published(
-    mean: float, spread: float, replicates: int = PAPER_REPLICATES, rounded_to: float = 0.01
-) -> Cell:
+def published(mean: float, spread: float, replicates: int = PAPER_REPLICATES) -> Cell:
     """Return a cell of the paper.
 
     Its parentheses are called standard errors but are standard deviations over the replicates: for the non-private mean
     of Table 4, whose exact law is known, they are 0.75 of the mean, as for the absolute value of a Gaussian (0.755);
     standard errors of 1000 replicates would be 0.024 of it.
     """
-    return Cell(mean, spread, replicates, rounded_to)
+    return Cell(mean, spread, replicates, rounded_to=0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,38 @@ class Row:
             if combined > 0 and math.isfinite(combined)
             else None
         )
+
+
+def cells_of(replicates: Sequence[Mapping[str, float]]) -> dict[str, Cell]:
+    """Return by name the cell of the replicates that have such a number; the first has all names."""
+    return {name: Cell.of(one[name] for one in replicates if name in one) for name in replicates[0]}
+
+
+def lines(
+    table: str,
+    setting: str,
+    epsilon: float | None,
+    methods: Sequence[str],
+    cells: Mapping[str, Cell],
+    replicates: int = PAPER_REPLICATES,
+) -> list[Row]:
+    """Return a line for each method that has a cell; the paper has numbers for this setting of its table, or for all.
+
+    The cells of a line's last columns are named "optimal" and "private" and then the method. A variant, whose name goes
+    on after the method's, stands beside the same numbers of the paper; so does resampling beside the paper's EXM.
+    """
+    paper, rows = PAPER[table].get(setting) or PAPER[table].get("all", {}), []
+    for method in methods:
+        columns = {"ours": method, "optimal": f"optimal {method}", "private": f"private {method}"}
+        found = {column: cells[name] for column, name in columns.items() if name in cells}
+        if not found:
+            continue
+        name = "EXM" if method == "resampling" else method
+        quoted = next((paper[of] for of in paper if name.startswith(of)), None)
+        if quoted is not None:
+            found["paper"] = published(*quoted[int(epsilon) - 1], replicates)
+        rows.append(Row(setting=setting, method=method, epsilon=epsilon, **found))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,17 +190,20 @@ class Table:
         ]
         return [other for other in same if other.method != row.method]
 
-    def verdict(self) -> str:
-        """Return how many judged cells agree with the paper's."""
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return how many cells are judged, are within 3 standard errors, so or within 10 %, and so by a variant."""
         rows = self.judged()
-        within, near = (
+        return (
+            len(rows),
             sum(abs(row.apart) <= LIMIT for row in rows),
             sum(row.is_near for row in rows),
+            sum(any(other.is_near for other in [row, *self.variants(row)]) for row in rows),
         )
-        read = sum(
-            row.is_near or any(other.is_near for other in self.variants(row)) for row in rows
-        )
-        return f"{len(rows)} cells of NP and DIP: {within} within 3 combined standard errors, {near} so or within 10 %, {read} with the variants"
+
+    def verdict(self) -> str:
+        """Return how many judged cells agree with the paper's."""
+        n, within, near, read = self.counts()
+        return f"{n} cells of NP and DIP: {within} within 3 combined standard errors, {near} so or within 10 %, {read} with the variants"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False)
@@ -171,11 +211,10 @@ class Table:
     @classmethod
     def from_json(cls, text: str) -> Table:
         found = json.loads(text)
-        cells = ("paper", "ours", "optimal", "private")
         rows = [
             Row(
                 **{
-                    key: Cell(**value) if key in cells and value else value
+                    key: Cell(**value) if isinstance(value, dict) else value
                     for key, value in row.items()
                 }
             )
@@ -206,16 +245,18 @@ def parser(description: str, replicates: int, data: str | None = None) -> argpar
     return found
 
 
+def choose(found: argparse.ArgumentParser, name: str, values: Sequence[float]) -> None:
+    """Add an option of which any of some numbers are chosen, by default all."""
+    found.add_argument(name, type=type(values[0]), nargs="+", default=list(values), choices=values)
+
+
 def report(options: argparse.Namespace, make: Callable[[], Table]) -> Table:
     """Make, print and keep a table."""
     if options.replicates < 1:
         raise SystemExit("--replicates must be at least 1")
     begun = time.perf_counter()
     table = make()
-    table = Table(
-        **{key: getattr(table, key) for key in ("name", "title", "unit", "rows", "notes")},
-        seconds=time.perf_counter() - begun,
-    )
+    table = replace(table, seconds=time.perf_counter() - begun)
     print(table.markdown())
     print(table.verdict())
     if options.json is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.cells import Cells, cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, LevelCodec
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.chain import ChainRelease
 from dpdask.mechanisms.dip.columns import fit_ranks
@@ -23,21 +24,11 @@ from dpdask.stats import MarginalCounts
 from dpdask.stats.marginals import domain_of, encode
 from dpdask.stats.records import numbers
 from dpdask.streams import RunKey
+from pipelines.papers.dip.releases import type_of
 
 Array = Any
+CHANNELS: tuple[ChannelKind, ...] = ("laplace", "optimal")
 DELTA = 2.0**-30  # of the tree's tables; its rows need none
-
-
-def levels(name: str, values: Sequence[int], *, ordered: bool = True) -> LevelCodec:
-    return LevelCodec(name=name, levels=pa.array(values, type=pa.int64()), ordered=ordered)
-
-
-def line(
-    name: str, bounds: tuple[float, float] | None = None, *, whole: bool = False
-) -> ValueCodec:
-    return ValueCodec(
-        name=name, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False
-    )
 
 
 def as_batch(table: Array, codecs: Sequence[Codec]) -> pa.RecordBatch:
@@ -54,13 +45,9 @@ def as_matrix(batch: pa.RecordBatch) -> Array:
     )
 
 
-def type_of(codec: Codec) -> pa.DataType:
-    return codec.levels.type if isinstance(codec, LevelCodec) else codec.type
-
-
 def chain(
-    held_out: Array,
-    rows: Array,
+    table: Array,
+    out: Array,
     codecs: Sequence[Codec],
     epsilon: float,
     channel: ChannelKind,
@@ -72,8 +59,8 @@ def chain(
 
     Parameters
     ----------
-    held_out, rows
-        float64 arrays of shapes (m, p) and (n, p).
+    table, out
+        float64 array of shape (m + n, p), and which of its rows are held out.
     codecs
         One per column.
     epsilon
@@ -85,11 +72,11 @@ def chain(
     seed, place
         Of the streams.
     """
-    batch = as_batch(held_out, codecs)
+    batch = as_batch(table[out], codecs)
     ordered = [codecs[column] for column in order]
     columns = [numbers(codec, batch.column(codec.name)) for codec in ordered]
     grids = [_grid(codec, column) for codec, column in zip(ordered, columns, strict=True)]
-    one, no_group = np.ones(len(held_out), dtype=np.int64), np.zeros(len(held_out), dtype=np.int64)
+    one, no_group = np.ones(len(batch), dtype=np.int64), np.zeros(len(batch), dtype=np.int64)
     trie = kernel.build(columns, one, no_group, grids)
     mechanisms = dict.fromkeys(
         (codec.name for codec in ordered), _rank_mechanism(epsilon / len(codecs), channel)
@@ -98,7 +85,7 @@ def chain(
     by_name = {codec.name: codec for codec in codecs}
     return as_matrix(
         release.randomise(
-            as_batch(rows, codecs), by_name, release.streams(RunKey.insecure(seed), place)
+            as_batch(table[~out], codecs), by_name, release.streams(RunKey.insecure(seed), place)
         )
     )
 
@@ -169,8 +156,31 @@ def tree(
     return as_matrix(released.select([codec.name for codec in codecs]))
 
 
-def split(n: int, fraction: float, rng: np.random.Generator) -> Array:
-    """Return which rows are held out, exactly a fraction of them, as in the paper."""
-    out = np.zeros(n, dtype=bool)
-    out[rng.permutation(n)[: round(fraction * n)]] = True
-    return out
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdout:
+    """Which rows are held out, in which order columns are released, and the rows released by each channel."""
+
+    out: Array
+    order: Array
+    laplace: Array
+    optimal: Array
+
+
+def hold_out(
+    table: Array,
+    codecs: Sequence[Codec],
+    fraction: float,
+    epsilon: float,
+    rng: np.random.Generator,
+    seed: int,
+    place: str,
+) -> Holdout:
+    """Hold out exactly a fraction of the rows, as in the paper, and release the others, their columns in a random order."""
+    out = np.zeros(len(table), dtype=bool)
+    out[rng.permutation(len(table))[: round(fraction * len(table))]] = True
+    order = rng.permutation(len(codecs))
+    laplace, optimal = (
+        chain(table, out, codecs, epsilon, channel, order, seed, f"{place}/{channel}")
+        for channel in CHANNELS
+    )
+    return Holdout(out=out, order=order, laplace=laplace, optimal=optimal)

@@ -25,15 +25,17 @@ Array = Any
 NAME = "x"
 
 
-def levels(values: Array) -> LevelCodec:
-    """Return the codec of an ordered discrete column with these levels."""
-    return LevelCodec(name=NAME, levels=pa.array(values), ordered=True)
+def levels(values: Any, name: str = NAME, *, ordered: bool = True) -> LevelCodec:
+    """Return the codec of a discrete column with these levels."""
+    return LevelCodec(name=name, levels=pa.array(values), ordered=ordered)
 
 
-def line(bounds: tuple[float, float] | None = None, *, whole: bool = False) -> ValueCodec:
+def line(
+    bounds: tuple[float, float] | None = None, name: str = NAME, *, whole: bool = False
+) -> ValueCodec:
     """Return the codec of a continuous column, of whole numbers or of real ones."""
     return ValueCodec(
-        name=NAME, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False
+        name=name, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False
     )
 
 
@@ -85,6 +87,56 @@ def release(
     return (
         fitted.randomise(codec, array, rng).to_numpy(zero_copy_only=False).reshape(np.shape(values))
     )
+
+
+def by_private_histogram(
+    codec: Codec,
+    values: Array,
+    bins: int | Sequence[float],
+    epsilon: float,
+    rng: np.random.Generator,
+    seed: int,
+    *place: object,
+    share: float = 0.5,
+) -> Array:
+    """Return values released by their own noisy histogram, which takes a share of ε; the rest randomises the rows."""
+    reference = private(codec, values, bins, share * epsilon, rng)
+    fitted = mechanism(codec, reference, (1 - share) * epsilon)
+    return release(fitted, codec, values, seed, *place)
+
+
+def of_law(
+    law: Any,
+    samples: Array,
+    codec: Codec,
+    of_histogram: Codec,
+    epsilon: float,
+    rng: np.random.Generator,
+    seed: int,
+    *place: object,
+) -> dict[str, Array]:
+    """Return the samples of a law as DIP releases them: by the law itself, by either channel, and by noisy histograms.
+
+    The law is a table's, with scipy's name and parameters; every sample is released by its own histogram, whose codec
+    and first values of cells are public.
+    """
+    reference = known(codec, law.name, **law.parameters)
+
+    def by_law(channel: ChannelKind) -> Array:
+        fitted = mechanism(codec, reference, epsilon, channel)
+        return release(fitted, codec, samples, seed, *place, epsilon, channel)
+
+    by_histogram = [
+        by_private_histogram(
+            of_histogram, sample, law.cuts, epsilon, rng, seed, law.label, epsilon, "private", k
+        )
+        for k, sample in enumerate(samples)
+    ]
+    return {
+        "DIP": by_law("laplace"),
+        "optimal DIP": by_law("optimal"),
+        "private DIP": np.array(by_histogram),
+    }
 
 
 def type_of(codec: Codec) -> pa.DataType:

@@ -14,7 +14,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from pipelines.papers.dip.common import LIMIT, Table
+from pipelines.papers.dip.common import Table
 
 SCRIPTS = (
     "table4",
@@ -58,10 +58,8 @@ def made(name: str, options: argparse.Namespace) -> Table | None:
 
 def verdict(found: Table) -> str:
     """Return the line of a table in the page's first one."""
-    rows = found.judged()
-    within, near = sum(abs(row.apart) <= LIMIT for row in rows), sum(row.is_near for row in rows)
-    read = sum(row.is_near or any(other.is_near for other in found.variants(row)) for row in rows)
-    return f"| [{found.name}](#{anchor(found)}) | {found.title} | {len(rows)} | {within} | {near} | {read} |"
+    counts = " | ".join(map(str, found.counts()))
+    return f"| [{found.name}](#{anchor(found)}) | {found.title} | {counts} |"
 
 
 def table_3(tables: dict[str, Table]) -> Table:

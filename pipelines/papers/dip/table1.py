@@ -25,28 +25,26 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold
 
 from pipelines.papers.dip import joint
-from pipelines.papers.dip.common import Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    FRACTIONS,
+    NAMES,
+    Row,
+    Table,
+    cells_of,
+    choose,
+    lines,
+    parser,
+    replicate_rng,
+    report,
+)
 from pipelines.papers.dip.networks import NETWORKS, covariance, entropy_loss
+from pipelines.papers.dip.releases import line
 
 Array = Any
 SIZE, WIDTH = 200, 250
 EPSILONS = (1.0, 2.0, 3.0)
-FRACTIONS = (0.15, 0.25, 0.35)
 PENALTIES = (0.4, 0.3, 0.2, 0.15, 0.1)
 COMPARED = 0.2
-NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
-PAPER = {
-    "Chain": {
-        NAMES[0.15]: ((101.53, 2.82), (101.51, 2.83), (101.49, 2.82)),
-        NAMES[0.25]: ((79.21, 2.21), (79.18, 2.19), (79.18, 2.19)),
-        NAMES[0.35]: ((75.47, 1.75), (75.46, 1.74), (75.45, 1.73)),
-    },
-    "Exp decay": {
-        NAMES[0.15]: ((42.18, 1.10), (42.17, 1.10), (42.16, 1.09)),
-        NAMES[0.25]: ((29.32, 1.25), (29.31, 1.25), (29.31, 1.25)),
-        NAMES[0.35]: ((25.35, 1.41), (25.35, 1.43), (25.33, 1.43)),
-    },
-}
 
 
 def precision(rows: Array, penalty: float) -> Array:
@@ -86,68 +84,37 @@ def chosen_penalty(rows: Array, folds: int, seed: int) -> float:
 def one_replicate(
     network: str, fraction: float, epsilon: float, seed: int, k: int, folds: int
 ) -> dict[str, float]:
-    """Return the entropy loss of the cross-validated estimate, and of each penalty's."""
+    """Return the entropy loss of the penalty compared, of the others, and of the cross-validated one."""
     rng = replicate_rng(seed, 1, NETWORKS.index(network), round(100 * fraction), int(epsilon), k)
     sigma = covariance(network, WIDTH, rng)
     rows = rng.multivariate_normal(np.zeros(WIDTH), sigma, SIZE)
-    out, order = joint.split(SIZE, fraction, rng), rng.permutation(WIDTH)
-    lines = [joint.line(f"x{column}") for column in range(WIDTH)]
-    found: dict[str, float] = {}
-    for channel in ("laplace", "optimal"):
-        released = joint.chain(
-            rows[out],
-            rows[~out],
-            lines,
-            epsilon,
-            channel,
-            order,
-            seed,
-            f"{network}/{fraction}/{epsilon}/{k}/{channel}",
-        )
-        if channel == "optimal":
-            found["optimal"] = entropy_loss(sigma, precision(released, COMPARED))
-            continue
-        losses = {
-            penalty: entropy_loss(sigma, precision(released, penalty)) for penalty in PENALTIES
-        }
-        found |= {f"penalty {penalty:g}": loss for penalty, loss in losses.items()}
-        found["cross-validated"] = losses[chosen_penalty(released, folds, k)]
-    return found
+    codecs = [line(name=f"x{column}") for column in range(WIDTH)]
+    place = f"{network}/{fraction}/{epsilon}/{k}"
+    held = joint.hold_out(rows, codecs, fraction, epsilon, rng, seed, place)
+    losses = {
+        penalty: entropy_loss(sigma, precision(held.laplace, penalty)) for penalty in PENALTIES
+    }
+    name = NAMES[fraction]
+    return {
+        name: losses[COMPARED],
+        f"optimal {name}": entropy_loss(sigma, precision(held.optimal, COMPARED)),
+        **{f"{name}, penalty {p:g}": losses[p] for p in PENALTIES if p != COMPARED},
+        f"{name}, cross-validated": losses[chosen_penalty(held.laplace, folds, k)],
+    }
 
 
 def rows_of(
     network: str, fraction: float, epsilon: float, options: argparse.Namespace
 ) -> list[Row]:
     """Return the lines of one cell of the table."""
-    found = [
-        one_replicate(network, fraction, epsilon, options.seed, k, options.folds)
-        for k in range(options.replicates)
-    ]
-    cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
-    name = NAMES[fraction]
-    paper = published(*PAPER[network][name][int(epsilon) - 1])
-    compared = f"penalty {COMPARED:g}"
-    rows = [
-        Row(
-            setting=network,
-            method=name,
-            epsilon=epsilon,
-            paper=paper,
-            ours=cells[compared],
-            optimal=cells["optimal"],
-        )
-    ]
-    others = [other for other in cells if other not in (compared, "optimal")]
-    return rows + [
-        Row(
-            setting=network,
-            method=f"{name}, {other}",
-            epsilon=epsilon,
-            paper=paper,
-            ours=cells[other],
-        )
-        for other in others
-    ]
+    cells = cells_of(
+        [
+            one_replicate(network, fraction, epsilon, options.seed, k, options.folds)
+            for k in range(options.replicates)
+        ]
+    )
+    methods = [name for name in cells if not name.startswith("optimal")]
+    return lines("Table 1", network, epsilon, methods, cells)
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -179,9 +146,7 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 5)
-    options.add_argument(
-        "--fractions", type=float, nargs="+", default=list(FRACTIONS), choices=FRACTIONS
-    )
+    choose(options, "--fractions", FRACTIONS)
     options.add_argument("--epsilons", type=float, nargs="+", default=[1.0], choices=EPSILONS)
     options.add_argument("--folds", type=int, default=5)
     chosen = options.parse_args(arguments)

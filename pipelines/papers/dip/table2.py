@@ -23,55 +23,31 @@ import numpy as np
 
 from pipelines.papers.dip import baselines, joint
 from pipelines.papers.dip.common import (
+    ALL_PRIVATE,
     EPSILONS,
+    NAMES,
     Cell,
     Row,
     Table,
+    cells_of,
+    choose,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
+from pipelines.papers.dip.releases import levels, line
 
 Array = Any
-FRACTIONS = (0.15, 0.25, 0.35)
 MAX_POISSON = 30  # beyond lie 1e-14
-NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
-CONTINUALISED = {fraction: f"{name}, continualised" for fraction, name in NAMES.items()}
-PAPER = {
-    (200, 6): {
-        "NP": ((0.31, 0.16), (0.31, 0.15), (0.31, 0.16), (0.31, 0.15)),
-        NAMES[0.15]: ((2.19, 1.15), (2.16, 1.14), (2.14, 1.13), (2.14, 1.14)),
-        NAMES[0.25]: ((1.40, 0.77), (1.40, 0.75), (1.42, 0.79), (1.40, 0.76)),
-        NAMES[0.35]: ((1.13, 0.59), (1.13, 0.61), (1.11, 0.62), (1.12, 0.59)),
-        "LRM": ((62.80, 43.28), (33.53, 21.43), (24.53, 14.86), (21.44, 11.91)),
-        "OPM": ((757.16, 558.17), (378.68, 287.99), (241.05, 190.85), (184.72, 136.91)),
-    },
-    (2000, 6): {
-        "NP": ((0.09, 0.04), (0.09, 0.04), (0.09, 0.04), (0.09, 0.04)),
-        NAMES[0.15]: ((0.31, 0.15), (0.32, 0.15), (0.31, 0.15), (0.32, 0.15)),
-        NAMES[0.25]: ((0.24, 0.12), (0.24, 0.12), (0.24, 0.12), (0.24, 0.11)),
-        NAMES[0.35]: ((0.21, 0.10), (0.21, 0.10), (0.21, 0.10), (0.20, 0.10)),
-        "LRM": ((19.55, 13.66), (13.67, 7.94), (12.30, 6.00), (11.83, 4.91)),
-        "OPM": ((650.15, 489.16), (315.75, 240.77), (219.46, 167.75), (165.44, 125.28)),
-    },
-    (200, 30): {
-        "NP": ((0.77, 0.30), (0.74, 0.30), (0.76, 0.32), (0.77, 0.33)),
-        NAMES[0.15]: ((21.07, 10.64), (20.91, 10.68), (21.03, 10.84), (21.05, 10.94)),
-        NAMES[0.25]: ((9.16, 4.41), (9.17, 4.47), (9.28, 4.45), (9.21, 4.46)),
-        NAMES[0.35]: ((6.15, 2.84), (6.24, 2.95), (6.23, 2.95), (6.21, 3.00)),
-        "LRM": ((489.43, 370.81), (250.98, 182.24), (179.74, 117.89), (138.68, 90.79)),
-        "OPM": ((6044.5, 4611.4), (2951.1, 2277.7), (2021.9, 1492.6), (1542.4, 1118.0)),
-    },
-    (2000, 30): {
-        "NP": ((0.21, 0.09), (0.21, 0.08), (0.21, 0.08), (0.21, 0.08)),
-        NAMES[0.15]: ((1.39, 0.59), (1.39, 0.59), (1.40, 0.60), (1.39, 0.60)),
-        NAMES[0.25]: ((0.88, 0.38), (0.88, 0.39), (0.89, 0.38), (0.88, 0.39)),
-        NAMES[0.35]: ((0.73, 0.32), (0.71, 0.32), (0.72, 0.31), (0.72, 0.33)),
-        "LRM": ((209.25, 147.50), (116.93, 84.48), (86.97, 57.60), (74.07, 45.71)),
-        "OPM": ((7822.7, 6055.5), (4046.6, 3073.2), (2595.7, 1944.0), (2052.9, 1522.2)),
-    },
-}
+CONTINUALISED = {name: f"{name}, continualised" for name in NAMES.values()}
+METHODS = (
+    "NP",
+    *(method for names in CONTINUALISED.items() for method in names),
+    ALL_PRIVATE,
+    "LRM",
+    "OPM",
+)
 
 
 def data(
@@ -89,26 +65,22 @@ def data(
     return np.column_stack([x, x.sum(axis=1) + rng.normal(size=n)])
 
 
-def codecs(p: int) -> list[Any]:
+def codecs(p: int, *, for_tree: bool = False) -> list[Any]:
     """Return the codecs of X's columns and of Y; the bounds are public, and only the private tree needs them."""
     third = p // 3
-    normal = [joint.line(f"normal{k}", (-45.0, 45.0)) for k in range(third)]
-    poisson = [joint.levels(f"poisson{k}", range(MAX_POISSON + 1)) for k in range(third)]
-    binary = [joint.levels(f"binary{k}", (0, 1)) for k in range(third)]
-    return [*normal, *poisson, *binary, joint.line("y", scale(p))]
+    bounds, bounds_of_y = ((-45.0, 45.0), scale(p)) if for_tree else (None, None)
+    return [
+        *(line(bounds, f"normal{k}") for k in range(third)),
+        *(levels(range(MAX_POISSON + 1), f"poisson{k}") for k in range(third)),
+        *(levels((0, 1), f"binary{k}") for k in range(third)),
+        line(bounds_of_y, "y"),
+    ]
 
 
 def scale(p: int) -> tuple[float, float]:
     """Return public bounds of Y: 4.5 standard deviations on either side of its mean."""
     middle, deviation = (p // 3) * 5.5, float(np.sqrt((p // 3) * (100 + 5 + 0.25) + 1))
     return middle - 4.5 * deviation, middle + 4.5 * deviation
-
-
-def unbounded(p: int) -> list[Any]:
-    return [
-        joint.line(codec.name) if codec.name.startswith(("normal", "y")) else codec
-        for codec in codecs(p)
-    ]
 
 
 def continualised(
@@ -124,8 +96,8 @@ def continualised(
     p = table.shape[1] - 1
     third, v = p // 3, table.copy()
     v[:, third:p] -= rng.random((len(table), p - third))
-    lines = [joint.line(codec.name) for codec in codecs(p)]
-    released = joint.chain(v[out], v[~out], lines, epsilon, "laplace", order, seed, place)
+    unlevelled = [line(name=codec.name) for codec in codecs(p)]
+    released = joint.chain(v, out, unlevelled, epsilon, "laplace", order, seed, place)
     released[:, third:p] = np.ceil(released[:, third:p])
     highest = np.repeat([MAX_POISSON, 1], third)
     released[:, third:p] = released[:, third:p].clip(0, highest)
@@ -177,28 +149,18 @@ def one_replicate(
     """Return the distances of all methods on one simulated table; with a number of a design, all replicates have its X."""
     rng = replicate_rng(seed, 2, n, p, int(epsilon), k)
     table = data(n, p, rng, None if design is None else replicate_rng(design, 2, n, p))
-    free, place = unbounded(p), f"{n}/{p}/{epsilon}/{k}"
+    place = f"{n}/{p}/{epsilon}/{k}"
     found = {
         "NP": distance(table),
         "LRM": distance(competitor(table, epsilon, "LRM", rng)),
         "OPM": distance(competitor(table, epsilon, "OPM", rng)),
     }
-    for fraction in FRACTIONS:
-        out, order = joint.split(n, fraction, rng), rng.permutation(p + 1)
-        for channel in ("laplace", "optimal"):
-            released = joint.chain(
-                table[out],
-                table[~out],
-                free,
-                epsilon,
-                channel,
-                order,
-                seed,
-                f"{place}/{fraction}/{channel}",
-            )
-            found[f"{channel} {fraction}"] = distance(released)
-        found[f"continualised {fraction}"] = distance(
-            continualised(table, out, epsilon, order, rng, seed, f"{place}/{fraction}/v")
+    for fraction, name in NAMES.items():
+        here = f"{place}/{fraction}"
+        held = joint.hold_out(table, codecs(p), fraction, epsilon, rng, seed, here)
+        found[name], found[f"optimal {name}"] = distance(held.laplace), distance(held.optimal)
+        found[CONTINUALISED[name]] = distance(
+            continualised(table, held.out, epsilon, held.order, rng, seed, f"{here}/v")
         )
     return found
 
@@ -206,7 +168,7 @@ def one_replicate(
 def private_replicate(n: int, p: int, epsilon: float, seed: int, k: int) -> float:
     rng = replicate_rng(seed, 2, n, p, int(epsilon), k)
     table = data(n, p, rng)
-    public = codecs(p)
+    public = codecs(p, for_tree=True)
     for column, codec in enumerate(public):
         if codec.name.startswith(("normal", "y")):
             table[:, column] = table[:, column].clip(*codec.bounds)
@@ -217,53 +179,15 @@ def private_replicate(n: int, p: int, epsilon: float, seed: int, k: int) -> floa
 
 def rows_of(n: int, p: int, epsilon: float, private: int, options: argparse.Namespace) -> list[Row]:
     """Return the lines of one setting at one ε."""
-    seed = options.seed
-    found = [
-        one_replicate(n, p, epsilon, seed, k, options.design) for k in range(options.replicates)
-    ]
-    cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
-    tree = (
-        Cell.of([private_replicate(n, p, epsilon, seed, k) for k in range(private)])
-        if private
-        else None
+    seed, setting = options.seed, f"N = {n}, p = {p}"
+    cells = cells_of(
+        [one_replicate(n, p, epsilon, seed, k, options.design) for k in range(options.replicates)]
     )
-    setting, quoted = (
-        f"N = {n}, p = {p}",
-        {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[n, p].items()},
-    )
-    rows = [
-        Row(setting=setting, method="NP", epsilon=epsilon, paper=quoted["NP"], ours=cells["NP"])
-    ]
-    for fraction, name in NAMES.items():
-        ours, optimal = cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]
-        rows.append(
-            Row(
-                setting=setting,
-                method=name,
-                epsilon=epsilon,
-                paper=quoted[name],
-                ours=ours,
-                optimal=optimal,
-            )
+    if private:
+        cells[f"private {ALL_PRIVATE}"] = Cell.of(
+            private_replicate(n, p, epsilon, seed, k) for k in range(private)
         )
-        again = cells[f"continualised {fraction}"]
-        rows.append(
-            Row(
-                setting=setting,
-                method=CONTINUALISED[fraction],
-                epsilon=epsilon,
-                paper=quoted[name],
-                ours=again,
-            )
-        )
-    if tree is not None:
-        rows.append(
-            Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=tree)
-        )
-    return rows + [
-        Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name])
-        for name in ("LRM", "OPM")
-    ]
+    return lines("Table 2", setting, epsilon, METHODS, cells)
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -306,11 +230,9 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 60)
-    options.add_argument("--sizes", type=int, nargs="+", default=[200, 2000], choices=[200, 2000])
-    options.add_argument("--columns", type=int, nargs="+", default=[6, 30], choices=[6, 30])
-    options.add_argument(
-        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
-    )
+    choose(options, "--sizes", (200, 2000))
+    choose(options, "--columns", (6, 30))
+    choose(options, "--epsilons", EPSILONS)
     options.add_argument(
         "--design",
         type=int,

@@ -25,14 +25,13 @@ from pipelines.papers.dip.common import (
     Cell,
     Row,
     Table,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
 
 Array = Any
-SHARE = 0.5  # of ε, for the noisy histogram
 SIZE = 1000
 
 
@@ -48,8 +47,8 @@ class Law:
     levels: range
     width: float | None  # None: the sample's largest value
     cuts: (
-        tuple[int, ...] | None
-    )  # first values of the private histogram's cells; None: every level a cell
+        tuple[int, ...] | int
+    )  # first values of the private histogram's cells; 2: every level a cell
 
 
 def mean(values: Array) -> Array:
@@ -65,7 +64,7 @@ LAWS = (
         truth=0.1,
         levels=range(2),
         width=1,
-        cuts=None,
+        cuts=2,
     ),
     Law(
         label="Bin(5, 0.5)",
@@ -75,7 +74,7 @@ LAWS = (
         truth=0.5,
         levels=range(6),
         width=5,
-        cuts=None,
+        cuts=2,
     ),
     Law(
         label="Pois(3)",
@@ -99,36 +98,6 @@ LAWS = (
     ),
 )
 
-PAPER = {
-    "Ber(0.1)": {
-        "NP": ((7.60, 5.67), (7.47, 5.76), (7.10, 5.59), (7.93, 5.87)),
-        "DIP": ((7.46, 5.69), (7.99, 6.04), (7.46, 5.67), (7.50, 5.66)),
-        "LRM": ((36.01, 28.78), (19.56, 14.56), (14.08, 11.01), (11.94, 9.19)),
-        "OPM": ((35.44, 27.24), (20.19, 15.04), (14.32, 11.03), (12.39, 9.33)),
-        "EXM": ((11.34, 8.16), (10.43, 7.71), (10.20, 7.76), (11.05, 8.23)),
-    },
-    "Bin(5, 0.5)": {
-        "NP": ((5.58, 4.20), (5.68, 4.31), (5.55, 4.20), (5.56, 4.20)),
-        "DIP": ((5.61, 4.29), (5.89, 4.41), (5.67, 4.27), (5.86, 4.30)),
-        "LRM": ((35.48, 28.46), (19.00, 14.06), (13.20, 10.08), (10.70, 8.16)),
-        "OPM": ((36.19, 27.11), (18.91, 14.10), (13.14, 10.03), (10.51, 8.18)),
-        "EXM": ((8.39, 6.26), (7.83, 6.08), (7.58, 5.93), (7.90, 5.89)),
-    },
-    "Pois(3)": {
-        "NP": ((43.23, 33.17), (44.18, 33.14), (43.05, 31.81), (43.06, 32.45)),
-        "DIP": ((43.99, 33.09), (45.03, 34.32), (44.36, 33.93), (44.86, 33.23)),
-        "LRM": ((354.48, 289.6), (187.38, 141.77), (127.02, 98.89), (100.60, 77.04)),
-        "OPM": ((352.31, 267.82), (176.57, 133.99), (123.39, 94.36), (94.32, 75.18)),
-        "EXM": ((64.63, 47.94), (61.95, 46.27), (60.70, 45.12), (60.86, 45.77)),
-    },
-    "Geom(0.2)": {
-        "NP": ((4.56, 3.36), (4.58, 3.32), (4.54, 3.44), (4.44, 3.42)),
-        "DIP": ((4.39, 3.43), (4.35, 3.33), (4.51, 3.32), (4.47, 3.41)),
-        "LRM": ((75.72, 300.3), (25.52, 26.19), (16.38, 13.81), (13.03, 10.32)),
-        "OPM": ((86.69, 695.74), (25.16, 23.07), (17.25, 14.75), (12.66, 10.69)),
-        "EXM": ((6.20, 4.79), (6.47, 4.80), (6.36, 4.75), (6.30, 4.84)),
-    },
-}
 METHODS = ("NP", "DIP", "LRM", "OPM", "EXM", "resampling")
 
 
@@ -142,33 +111,6 @@ def draw(law: Law, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
         "geom": lambda: rng.geometric(p["p"], shape),
     }[law.name]()
     return np.minimum(drawn, law.levels[-1]).astype(np.int64)
-
-
-def by_known_law(law: Law, samples: Array, epsilon: float, channel: str, seed: int) -> Array:
-    """Return every sample released by the known law."""
-    codec = releases.levels(list(law.levels))
-    fitted = releases.mechanism(
-        codec, releases.known(codec, law.name, **law.parameters), epsilon, channel
-    )
-    return releases.release(
-        fitted, codec, samples, seed, law.label, samples.shape, epsilon, channel
-    )
-
-
-def by_private_histogram(law: Law, samples: Array, epsilon: float, seed: int) -> Array:
-    """Return every sample released by its own noisy histogram, which takes half of ε; half randomises the rows."""
-    bounds = float(law.levels[0]), float(law.levels[-1])
-    codec = (
-        releases.levels(list(law.levels)) if law.cuts is None else releases.line(bounds, whole=True)
-    )
-    rng, released = replicate_rng(seed, 4, int(epsilon)), []
-    for k, sample in enumerate(samples):
-        reference = releases.private(codec, sample, law.cuts or 2, SHARE * epsilon, rng)
-        fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-        released.append(
-            releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k)
-        )
-    return np.array(released)
 
 
 def competitors(
@@ -190,44 +132,32 @@ def competitors(
     return {name: np.array(rows) for name, rows in found.items()}
 
 
-def errors(law: Law, samples: Array) -> Cell:
-    return Cell.of(1000 * np.abs(law.estimate(samples) - law.truth))
-
-
-def rows_of(law: Law, epsilon: float, replicates: int, seed: int, size: int = SIZE) -> list[Row]:
+def rows_of(
+    law: Law,
+    epsilon: float,
+    replicates: int,
+    seed: int,
+    size: int = SIZE,
+    setting: str | None = None,
+) -> list[Row]:
     """Return one law's lines at one ε."""
-    place = LAWS.index(law), int(epsilon), size
-    rng = replicate_rng(seed, *place)
+    rng = replicate_rng(seed, LAWS.index(law), int(epsilon), size)
     samples = draw(law, (replicates, size), rng)
-    ours = {
-        "NP": errors(law, samples),
-        "DIP": errors(law, by_known_law(law, samples, epsilon, "laplace", seed)),
+    bounds = float(law.levels[0]), float(law.levels[-1])
+    codec = releases.levels(list(law.levels))
+    of_histogram = codec if law.cuts == 2 else releases.line(bounds, whole=True)
+    place = replicate_rng(seed, 4, int(epsilon)), seed, law.label, samples.shape
+    found = {
+        "NP": samples,
+        **competitors(law, samples, epsilon, rng),
+        **releases.of_law(law, samples, codec, of_histogram, epsilon, *place),
     }
-    others = competitors(law, samples, epsilon, rng)
-    ours |= {name: errors(law, rows) for name, rows in others.items()}
-    extra = {
-        "optimal": errors(law, by_known_law(law, samples, epsilon, "optimal", seed)),
-        "private": errors(law, by_private_histogram(law, samples, epsilon, seed)),
+    cells = {
+        name: Cell.of(1000 * np.abs(law.estimate(released) - law.truth))
+        for name, released in found.items()
     }
-    rows = []
-    for method in METHODS:
-        quoted = (
-            PAPER[law.label].get("EXM" if method == "resampling" else method)
-            if size == SIZE
-            else None
-        )
-        cell = published(*quoted[int(epsilon) - 1]) if quoted else None
-        rows.append(
-            Row(
-                setting=law.label,
-                method=method,
-                epsilon=epsilon,
-                paper=cell,
-                ours=ours[method],
-                **(extra if method == "DIP" else {}),
-            )
-        )
-    return rows
+    setting = setting or law.label
+    return lines("Table 4", setting, epsilon, METHODS, cells)
 
 
 def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS) -> Table:

@@ -23,14 +23,13 @@ from pipelines.papers.dip.common import (
     Cell,
     Row,
     Table,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
 
 Array = Any
-SHARE = 0.5  # of ε, for the noisy histogram
 SIZE = 1000
 
 
@@ -89,32 +88,6 @@ LAWS = (
     ),
 )
 
-PAPER = {
-    "Unif(0, 1)": {
-        "NP": ((27.09, 8.40), (28.01, 8.33), (26.91, 8.14), (27.13, 8.13)),
-        "DIP": ((27.03, 8.01), (27.47, 8.15), (27.39, 8.29), (26.91, 7.85)),
-        "LRM": ((326.54, 11.40), (224.93, 9.72), (166.66, 9.49), (129.55, 8.44)),
-        "OPM": ((510.39, 9.24), (508.39, 9.80), (507.61, 9.33), (506.56, 9.15)),
-    },
-    "Beta(2, 5)": {
-        "NP": ((27.70, 8.43), (26.85, 8.08), (27.13, 8.50), (27.19, 8.21)),
-        "DIP": ((26.99, 7.94), (27.59, 8.06), (27.51, 7.95), (27.42, 8.12)),
-        "LRM": ((384.62, 15.19), (304.66, 14.76), (248.44, 13.62), (205.59, 13.22)),
-        "OPM": ((510.14, 9.13), (508.38, 9.48), (508.02, 9.72), (507.38, 9.01)),
-    },
-    "N(0, 1)": {
-        "NP": ((27.16, 8.28), (27.08, 8.17), (26.73, 7.89), (27.86, 8.51)),
-        "DIP": ((27.10, 8.09), (27.24, 8.00), (27.06, 8.02), (27.08, 8.22)),
-        "LRM": ((368.71, 14.58), (285.12, 16.22), (228.90, 17.14), (188.22, 16.72)),
-        "OPM": ((507.85, 9.65), (504.92, 9.27), (504.17, 9.90), (503.34, 9.47)),
-    },
-    "Exp(1)": {
-        "NP": ((27.37, 8.25), (27.31, 8.06), (27.51, 7.90), (27.65, 8.13)),
-        "DIP": ((27.62, 8.71), (26.97, 8.13), (27.85, 8.46), (27.92, 8.56)),
-        "LRM": ((439.61, 17.30), (392.35, 20.23), (355.79, 22.60), (323.98, 23.83)),
-        "OPM": ((510.54, 9.73), (508.62, 9.90), (508.65, 9.79), (508.29, 9.78)),
-    },
-}
 METHODS = ("NP", "DIP", "LRM", "OPM")
 
 
@@ -126,33 +99,14 @@ def distance(samples: Array, law: Any) -> Array:
     return np.maximum((steps[1:] - below).max(axis=1), (below - steps[:-1]).max(axis=1))
 
 
-def by_known_law(law: Law, samples: Array, epsilon: float, channel: str, seed: int) -> Array:
-    codec = releases.line()
-    fitted = releases.mechanism(
-        codec, releases.known(codec, law.name, **law.parameters), epsilon, channel
-    )
-    return releases.release(fitted, codec, samples, seed, law.label, epsilon, channel)
-
-
-def by_private_histogram(law: Law, samples: Array, epsilon: float, seed: int) -> Array:
-    codec, rng, released = releases.line(law.bounds), replicate_rng(seed, 5, int(epsilon)), []
-    for k, sample in enumerate(samples):
-        reference = releases.private(codec, sample, law.cuts, SHARE * epsilon, rng)
-        fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-        released.append(
-            releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k)
-        )
-    return np.array(released)
-
-
 def rows_of(law: Law, epsilon: float, replicates: int, seed: int) -> list[Row]:
     """Return one law's lines at one ε."""
     rng = replicate_rng(seed, 5, LAWS.index(law), int(epsilon))
     samples = np.clip(law.frozen.rvs((replicates, SIZE), random_state=rng), *law.bounds)
     radii = np.sqrt(SIZE) * np.abs(samples).max(axis=1)
+    place = replicate_rng(seed, 5, int(epsilon)), seed, law.label
     found = {
         "NP": samples,
-        "DIP": by_known_law(law, samples, epsilon, "laplace", seed),
         "LRM": np.array(
             [baselines.lrm(sample, law.width(sample), epsilon, rng=rng) for sample in samples]
         ),
@@ -162,25 +116,14 @@ def rows_of(law: Law, epsilon: float, replicates: int, seed: int) -> list[Row]:
                 for sample, radius in zip(samples, radii, strict=True)
             ]
         ),
-        "optimal": by_known_law(law, samples, epsilon, "optimal", seed),
-        "private": by_private_histogram(law, samples, epsilon, seed),
+        **releases.of_law(
+            law, samples, releases.line(), releases.line(law.bounds), epsilon, *place
+        ),
     }
     cells = {
         name: Cell.of(1000 * distance(released, law.frozen)) for name, released in found.items()
     }
-    extra = {"optimal": cells["optimal"], "private": cells["private"]}
-    quoted = {method: published(*PAPER[law.label][method][int(epsilon) - 1]) for method in METHODS}
-    return [
-        Row(
-            setting=law.label,
-            method=m,
-            epsilon=epsilon,
-            paper=quoted[m],
-            ours=cells[m],
-            **(extra if m == "DIP" else {}),
-        )
-        for m in METHODS
-    ]
+    return lines("Table 5", law.label, epsilon, METHODS, cells)
 
 
 def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS) -> Table:

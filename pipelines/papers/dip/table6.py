@@ -20,58 +20,32 @@ import numpy as np
 
 from pipelines.papers.dip import baselines, joint
 from pipelines.papers.dip.common import (
+    ALL_PRIVATE,
     EPSILONS,
-    Cell,
+    NAMES,
     Row,
     Table,
+    cells_of,
+    choose,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
 from pipelines.papers.dip.networks import NETWORKS, covariance, entropy_loss, precision
+from pipelines.papers.dip.releases import line
 
 Array = Any
 SIZE = 2000
-FRACTIONS = (0.15, 0.25, 0.35)
-NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
 BOUND = 5.0  # public; values beyond, 1 in 10⁶, become the bound
 CUTS = tuple(np.linspace(-2.5, 2.5, 9).tolist())
 CROSS_VALIDATED = ", cross-validated"
-PAPER = {
-    ("Chain", 5): {
-        "NP": ((0.01, 0.00),) * 4,
-        NAMES[0.15]: ((0.06, 0.02),) * 4,
-        NAMES[0.25]: ((0.04, 0.01), (0.04, 0.02), (0.04, 0.02), (0.04, 0.02)),
-        NAMES[0.35]: ((0.03, 0.01),) * 4,
-        "NLRM": ((37.08, 0.45), (30.15, 0.44), (26.08, 0.42), (23.28, 0.45)),
-        "NOPM": ((73.91, 0.43), (67.07, 0.43), (63.14, 0.41), (60.54, 0.43)),
-    },
-    ("Chain", 15): {
-        "NP": ((0.06, 0.01),) * 4,
-        NAMES[0.15]: ((0.51, 0.07), (0.51, 0.07), (0.51, 0.08), (0.51, 0.08)),
-        NAMES[0.25]: ((0.34, 0.05),) * 4,
-        NAMES[0.35]: ((0.28, 0.04),) * 4,
-        "NLRM": ((145.84, 0.82), (125.09, 0.79), (112.92, 0.82), (104.28, 0.78)),
-        "NOPM": ((256.25, 0.79), (235.54, 0.76), (223.41, 0.80), (214.84, 0.77)),
-    },
-    ("Exp decay", 5): {
-        "NP": ((0.01, 0.00),) * 4,
-        NAMES[0.15]: ((0.06, 0.02),) * 4,
-        NAMES[0.25]: ((0.04, 0.02), (0.04, 0.02), (0.04, 0.02), (0.04, 0.01)),
-        NAMES[0.35]: ((0.03, 0.01),) * 4,
-        "NLRM": ((34.39, 0.40), (27.46, 0.40), (23.41, 0.39), (20.58, 0.40)),
-        "NOPM": ((71.22, 0.38), (64.38, 0.39), (60.47, 0.38), (57.84, 0.38)),
-    },
-    ("Exp decay", 15): {
-        "NP": ((0.06, 0.01),) * 4,
-        NAMES[0.15]: ((0.52, 0.08), (0.51, 0.08), (0.52, 0.08), (0.51, 0.08)),
-        NAMES[0.25]: ((0.34, 0.05),) * 4,
-        NAMES[0.35]: ((0.28, 0.04),) * 4,
-        "NLRM": ((136.11, 0.70), (115.30, 0.69), (103.16, 0.67), (94.54, 0.67)),
-        "NOPM": ((246.52, 0.67), (225.75, 0.66), (213.65, 0.64), (205.10, 0.64)),
-    },
-}
+METHODS = (
+    *(name + variant for name in ("NP", *NAMES.values()) for variant in ("", CROSS_VALIDATED)),
+    ALL_PRIVATE,
+    "NLRM",
+    "NOPM",
+)
 
 
 def one_replicate(
@@ -87,87 +61,37 @@ def one_replicate(
         "NLRM": baselines.nlrm(rows, 2 * largest, epsilon, rng=rng),
         "NOPM": baselines.nopm(rows, np.sqrt(SIZE) * largest, epsilon, rng=rng),
     }
-    bounded = [joint.line(f"x{column}", (-BOUND, BOUND)) for column in range(p)]
-    lines = [joint.line(f"x{column}") for column in range(p)]
-    for fraction in FRACTIONS:
-        out, order = joint.split(SIZE, fraction, rng), rng.permutation(p)
-        for channel in ("laplace", "optimal"):
-            found = joint.chain(
-                rows[out],
-                rows[~out],
-                lines,
-                epsilon,
-                channel,
-                order,
-                seed,
-                f"{place}/{fraction}/{channel}",
-            )
-            released[f"{channel} {fraction}"] = found
+    codecs = [line(name=f"x{column}") for column in range(p)]
+    for fraction, name in NAMES.items():
+        held = joint.hold_out(rows, codecs, fraction, epsilon, rng, seed, f"{place}/{fraction}")
+        released |= {name: held.laplace, f"optimal {name}": held.optimal}
+    bounded = [line((-BOUND, BOUND), codec.name) for codec in codecs]
     bins = {codec.name: CUTS for codec in bounded}
-    released["private"] = joint.tree(
+    released[f"private {ALL_PRIVATE}"] = joint.tree(
         rows.clip(-BOUND, BOUND), bounded, bins, epsilon, rng, seed, f"tree/{place}"
     )
     losses = {
         name: entropy_loss(sigma, np.linalg.inv(np.cov(found.T)))
         for name, found in released.items()
     }
-    penalised = {
-        name: found
-        for name, found in released.items()
-        if cross_validate and (name == "NP" or name.startswith("laplace"))
-    }
-    return losses | {
-        name + CROSS_VALIDATED: entropy_loss(sigma, precision(found))
-        for name, found in penalised.items()
-    }
+    if cross_validate:
+        for name in ("NP", *NAMES.values()):
+            losses[name + CROSS_VALIDATED] = entropy_loss(sigma, precision(released[name]))
+    return losses
 
 
 def rows_of(
     network: str, p: int, epsilon: float, replicates: int, cross_validated: int, seed: int
 ) -> list[Row]:
     """Return the lines of one setting at one ε."""
-    found = [
-        one_replicate(network, p, epsilon, seed, k, cross_validate=k < cross_validated)
-        for k in range(replicates)
-    ]
-    cells = {name: Cell.of([one[name] for one in found if name in one]) for name in found[0]}
-    setting, quoted = (
-        f"{network}, p = {p}",
-        {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[network, p].items()},
+    cells = cells_of(
+        [
+            one_replicate(network, p, epsilon, seed, k, cross_validate=k < cross_validated)
+            for k in range(replicates)
+        ]
     )
-    rows = []
-    for name, key in (
-        ("NP", "NP"),
-        *((name, f"laplace {fraction}") for fraction, name in NAMES.items()),
-    ):
-        optimal = cells.get(key.replace("laplace", "optimal")) if key != "NP" else None
-        rows.append(
-            Row(
-                setting=setting,
-                method=name,
-                epsilon=epsilon,
-                paper=quoted[name],
-                ours=cells[key],
-                optimal=optimal,
-            )
-        )
-        if key + CROSS_VALIDATED in cells:
-            rows.append(
-                Row(
-                    setting=setting,
-                    method=name + CROSS_VALIDATED,
-                    epsilon=epsilon,
-                    paper=quoted[name],
-                    ours=cells[key + CROSS_VALIDATED],
-                )
-            )
-    rows.append(
-        Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=cells["private"])
-    )
-    return rows + [
-        Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name])
-        for name in ("NLRM", "NOPM")
-    ]
+    setting = f"{network}, p = {p}"
+    return lines("Table 6", setting, epsilon, METHODS, cells)
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -207,10 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
         default=2,
         help="of the replicates, how many are cross-validated too; default 2",
     )
-    options.add_argument("--columns", type=int, nargs="+", default=[5, 15], choices=[5, 15])
-    options.add_argument(
-        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
-    )
+    choose(options, "--columns", (5, 15))
+    choose(options, "--epsilons", EPSILONS)
     chosen = options.parse_args(arguments)
     report(chosen, lambda: table(chosen))
 

@@ -23,12 +23,15 @@ from scipy import optimize, stats
 
 from pipelines.papers.dip import baselines, releases
 from pipelines.papers.dip.common import (
+    ALL_PRIVATE,
     EPSILONS,
-    Cell,
+    FRACTIONS,
+    NAMES,
     Row,
     Table,
+    cells_of,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
@@ -37,15 +40,7 @@ Array = Any
 MEAN, DEVIATION, NINTH_DECILE, SIZE = 39_531.49, 53_253.93, 95_968.12, 252_540
 BOUNDS = (0.0, 3_000_000.0)  # public: what a salary may be
 CUTS = tuple(np.geomspace(500.0, 2_000_000.0, 120).tolist())
-SHARE = 0.5  # of ε, for the noisy histogram
-FRACTIONS = (0.15, 0.25, 0.35)
-PAPER = {
-    "DIP, 15 % held out": ((0.50, 0.38), (0.44, 0.34), (0.40, 0.31), (0.37, 0.28)),
-    "DIP, 25 % held out": ((0.40, 0.31), (0.36, 0.28), (0.33, 0.25), (0.30, 0.24)),
-    "DIP, 35 % held out": ((0.36, 0.28), (0.33, 0.26), (0.31, 0.24), (0.29, 0.22)),
-    "LRM": ((13.08, 9.95), (6.65, 5.04), (4.62, 3.43), (3.37, 2.58)),
-    "OPM": ((4.69, 3.44), (3.03, 2.31), (2.34, 1.80), (1.87, 1.39)),
-}
+METHODS = (*NAMES.values(), ALL_PRIVATE, "LRM", "OPM")
 
 
 def law() -> Any:
@@ -97,12 +92,9 @@ def by_holdout(
 
 
 def by_private_histogram(salaries: Array, epsilon: float, seed: int, k: int) -> Array:
+    rng, place = replicate_rng(seed, 7, k, int(epsilon), 99), ("salary", "private", epsilon, k)
     codec = releases.line(BOUNDS)
-    reference = releases.private(
-        codec, salaries, CUTS, SHARE * epsilon, replicate_rng(seed, 7, k, int(epsilon), 99)
-    )
-    fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-    return releases.release(fitted, codec, salaries, seed, "salary", "private", epsilon, k)
+    return releases.by_private_histogram(codec, salaries, CUTS, epsilon, rng, seed, *place)
 
 
 def competitors(salaries: Array, epsilon: float, rng: np.random.Generator) -> dict[str, Array]:
@@ -121,57 +113,16 @@ def rows_of(
     fractions: tuple[float, ...] = FRACTIONS,
 ) -> list[Row]:
     """Return the lines of one ε."""
-    truth = float(salaries.mean())
-    found: dict[str, list[float]] = {}
+    truth, found = float(salaries.mean()), []
     for k in range(replicates):
-        others = competitors(salaries, epsilon, replicate_rng(seed, 7, k, int(epsilon)))
-        released = others | {"private": by_private_histogram(salaries, epsilon, seed, k)}
+        released = competitors(salaries, epsilon, replicate_rng(seed, 7, k, int(epsilon)))
+        released[f"private {ALL_PRIVATE}"] = by_private_histogram(salaries, epsilon, seed, k)
         for fraction in fractions:
-            for channel in ("laplace", "optimal"):
-                released[f"{channel} {fraction}"] = by_holdout(
-                    salaries, fraction, epsilon, channel, seed, k
-                )
-        for name, values in released.items():
-            found.setdefault(name, []).append(error(values, truth))
-    cells = {name: Cell.of(errors) for name, errors in found.items()}
-    lines = [
-        (
-            f"DIP, {fraction:.0%} held out".replace("%", " %"),
-            cells[f"laplace {fraction}"],
-            cells[f"optimal {fraction}"],
-        )
-        for fraction in fractions
-    ]
-    rows = [
-        Row(
-            setting="salaries",
-            method=m,
-            epsilon=epsilon,
-            paper=published(*PAPER[m][int(epsilon) - 1]),
-            ours=ours,
-            optimal=optimal,
-        )
-        for m, ours, optimal in lines
-    ]
-    rows.append(
-        Row(
-            setting="salaries",
-            method="DIP, none held out",
-            epsilon=epsilon,
-            private=cells["private"],
-        )
-    )
-    rows += [
-        Row(
-            setting="salaries",
-            method=m,
-            epsilon=epsilon,
-            paper=published(*PAPER[m][int(epsilon) - 1]),
-            ours=cells[m],
-        )
-        for m in ("LRM", "OPM")
-    ]
-    return rows
+            name, given = NAMES[fraction], (salaries, fraction, epsilon)
+            released[name] = by_holdout(*given, "laplace", seed, k)
+            released[f"optimal {name}"] = by_holdout(*given, "optimal", seed, k)
+        found.append({name: error(values, truth) for name, values in released.items()})
+    return lines("Table 7", "salaries", epsilon, METHODS, cells_of(found))
 
 
 def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS) -> Table:

@@ -29,19 +29,24 @@ from sklearn.linear_model import LogisticRegression
 
 from pipelines.papers.dip import baselines, joint
 from pipelines.papers.dip.common import (
+    ALL_PRIVATE,
     EPSILONS,
+    NAMES,
     Cell,
     Row,
     Table,
+    cells_of,
+    choose,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
+from pipelines.papers.dip.releases import levels, line
 
 Array = Any
-FRACTIONS = (0.15, 0.25, 0.35)
-NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
+UNMATCHED = {name: f"{name}, unmatched" for name in NAMES.values()}
+METHODS = (*(method for names in UNMATCHED.items() for method in names), ALL_PRIVATE, "NLRM")
 EDUCATION = (
     "illiterate",
     "basic.4y",
@@ -66,12 +71,6 @@ COLUMNS = (
     "y",
 )
 MAX_AGE, MAX_CONTACTS = 100, 60
-PAPER = {
-    NAMES[0.15]: ((4.80, 0.40),) * 4,
-    NAMES[0.25]: ((4.72, 0.31), (4.73, 0.31), (4.74, 0.32), (4.72, 0.31)),
-    NAMES[0.35]: ((4.69, 0.27), (4.71, 0.28), (4.69, 0.27), (4.71, 0.28)),
-    "NLRM": ((31.07, 0.42), (28.85, 0.40), (26.81, 0.39), (24.94, 0.37)),
-}
 
 
 def read(path: Path) -> Array:
@@ -95,15 +94,13 @@ def codecs(*, for_tree: bool = False) -> list[Any]:
     found = []
     for name in COLUMNS:
         if name == "age":
-            found.append(joint.line(name, (17.0, float(MAX_AGE)) if for_tree else None, whole=True))
+            found.append(line((17.0, float(MAX_AGE)) if for_tree else None, name, whole=True))
+        elif name == "campaign" and for_tree:
+            found.append(line((1.0, float(MAX_CONTACTS)), name, whole=True))
         elif name == "campaign":
-            found.append(
-                joint.line(name, (1.0, float(MAX_CONTACTS)), whole=True)
-                if for_tree
-                else joint.levels(name, range(1, MAX_CONTACTS + 1))
-            )
+            found.append(levels(range(1, MAX_CONTACTS + 1), name))
         else:
-            found.append(joint.levels(name, range(sizes.get(name, 2)), ordered=name != "marital"))
+            found.append(levels(range(sizes.get(name, 2)), name, ordered=name != "marital"))
     return found
 
 
@@ -154,30 +151,16 @@ def one_replicate(
         model = regressed(released)
         found[name] = np.inf if model is None else divergence(truth, probabilities(table, model))
 
-    for fraction in FRACTIONS:
-        out, order = joint.split(len(table), fraction, rng), rng.permutation(len(COLUMNS))
-        for channel in ("laplace", "optimal"):
-            released = joint.chain(
-                table[out],
-                table[~out],
-                codecs(),
-                epsilon,
-                channel,
-                order,
-                seed,
-                f"{epsilon}/{k}/{fraction}/{channel}",
-            )
-            judge(f"{channel} {fraction}", released)
-            if channel == "laplace":
-                found[f"unmatched {fraction}"] = divergence(
-                    truth[~out], probabilities(released, regressed(released))
-                )
-    judge(
-        "private",
-        joint.tree(
-            table, codecs(for_tree=True), TREE_BINS, epsilon, rng, seed, f"tree/{epsilon}/{k}"
-        ),
-    )
+    for fraction, name in NAMES.items():
+        place = f"{epsilon}/{k}/{fraction}"
+        held = joint.hold_out(table, codecs(), fraction, epsilon, rng, seed, place)
+        judge(name, held.laplace)
+        judge(f"optimal {name}", held.optimal)
+        own = probabilities(held.laplace, regressed(held.laplace))
+        found[UNMATCHED[name]] = divergence(truth[~held.out], own)
+    public, place = codecs(for_tree=True), f"tree/{epsilon}/{k}"
+    released = joint.tree(table, public, TREE_BINS, epsilon, rng, seed, place)
+    judge(f"private {ALL_PRIVATE}", released)
     judge("NLRM", nlrm(table, epsilon, rng))
     return found
 
@@ -185,44 +168,8 @@ def one_replicate(
 def rows_of(table: Array, epsilon: float, replicates: int, seed: int) -> list[Row]:
     """Return the lines of one ε."""
     truth = probabilities(table, regressed(table))
-    found = [one_replicate(table, truth, epsilon, seed, k) for k in range(replicates)]
-    cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
-    rows = []
-    for fraction, name in NAMES.items():
-        paper = published(*PAPER[name][int(epsilon) - 1])
-        ours, optimal = cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]
-        rows.append(
-            Row(
-                setting="bank",
-                method=name,
-                epsilon=epsilon,
-                paper=paper,
-                ours=ours,
-                optimal=optimal,
-            )
-        )
-        rows.append(
-            Row(
-                setting="bank",
-                method=f"{name}, unmatched",
-                epsilon=epsilon,
-                paper=paper,
-                ours=cells[f"unmatched {fraction}"],
-            )
-        )
-    rows.append(
-        Row(setting="bank", method="DIP, none held out", epsilon=epsilon, private=cells["private"])
-    )
-    rows.append(
-        Row(
-            setting="bank",
-            method="NLRM",
-            epsilon=epsilon,
-            paper=published(*PAPER["NLRM"][int(epsilon) - 1]),
-            ours=cells["NLRM"],
-        )
-    )
-    return rows
+    cells = cells_of([one_replicate(table, truth, epsilon, seed, k) for k in range(replicates)])
+    return lines("Table 8", "bank", epsilon, METHODS, cells)
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -262,9 +209,7 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 5, data="bank_additional_full.parquet, of UCI Bank Marketing")
-    options.add_argument(
-        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
-    )
+    choose(options, "--epsilons", EPSILONS)
     chosen = options.parse_args(arguments)
     found = report(chosen, lambda: table(chosen))
     worst = max(row.ours.mean for row in found.rows if row.method in NAMES.values())

@@ -32,31 +32,26 @@ from pipelines.movielens.recommender import RATINGS, read
 from pipelines.movielens.recommender import Table as Ratings
 from pipelines.papers.dip import baselines, releases
 from pipelines.papers.dip.common import (
+    ALL_PRIVATE,
     EPSILONS,
+    NAMES,
     Cell,
     Row,
     Table,
+    cells_of,
+    choose,
+    lines,
     parser,
-    published,
     replicate_rng,
     report,
 )
 
 Array = Any
-FRACTIONS = (0.15, 0.25, 0.35)
-NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
+METHODS = (*NAMES.values(), ALL_PRIVATE, "EXM", "resampling", "LRM", "LRM, not cut", "OPM")
 SHARE = 0.1  # of ε, for the noisy histogram
 SWEEPS = 20
 FACTORS, PENALTY, RATE = 10, 0.1, 0.1
 GRID = tuple((penalty, rate) for penalty in (0.01, 0.1) for rate in (0.01, 0.1))
-PAPER = {
-    NAMES[0.15]: ((1.03, 5.24e-4), (0.98, 8.16e-4), (0.94, 5.03e-4), (0.91, 4.67e-4)),
-    NAMES[0.25]: ((1.03, 4.96e-4), (0.98, 7.12e-4), (0.94, 5.27e-4), (0.92, 5.66e-4)),
-    NAMES[0.35]: ((1.04, 4.83e-4), (0.99, 9.16e-4), (0.95, 6.14e-4), (0.92, 6.24e-4)),
-    "LRM": ((1.87, 1.03e-3), (1.31, 9.63e-4), (1.05, 9.77e-4), (0.93, 7.15e-4)),
-    "OPM": ((2.61, 8.23e-4), (2.61, 8.07e-4), (2.61, 6.42e-4), (2.61, 7.74e-4)),
-    "EXM": ((1.11, 5.52e-4), (1.08, 4.81e-4), (1.09, 4.86e-4), (1.09, 4.38e-4)),
-}
 
 
 @numba.njit(fastmath=True)
@@ -135,39 +130,30 @@ MODELS: dict[str, Callable[[Ratings, Ratings, int], float]] = {
 
 def released(training: Ratings, epsilon: float, seed: int, k: int) -> dict[str, Ratings]:
     """Return the training ratings as every method releases them."""
-    rng, codec, ratings = (
-        replicate_rng(seed, 9, k, int(epsilon)),
-        releases.levels(RATINGS),
-        training.ratings,
-    )
+    rng, ratings = replicate_rng(seed, 9, k, int(epsilon)), training.ratings
+    codec, radius = releases.levels(RATINGS), 5.0 * float(np.sqrt(len(ratings)))
     shares = np.bincount(ratings.astype(int), minlength=6)[1:] / len(ratings)
     noisy = baselines.lrm(ratings, 4.0, epsilon, rng=rng)
-    found = {
-        "LRM": training.rated(noisy.round().clip(RATINGS[0], RATINGS[-1])),
-        "LRM, not cut": training.rated(noisy),
-        "OPM": training.rated(
-            baselines.opm_ball(ratings, 5.0 * float(np.sqrt(len(ratings))), epsilon, rng=rng)
-        ),
-        "EXM": training.rated(
-            rng.choice(RATINGS, len(ratings), p=baselines.exm(shares, 5.0, epsilon))
-        ),
-        "resampling": training.rated(rng.choice(RATINGS, len(ratings), p=shares)),
+    of_all = {
+        "LRM": noisy.round().clip(RATINGS[0], RATINGS[-1]),
+        "LRM, not cut": noisy,
+        "OPM": baselines.opm_ball(ratings, radius, epsilon, rng=rng),
+        "EXM": rng.choice(RATINGS, len(ratings), p=baselines.exm(shares, 5.0, epsilon)),
+        "resampling": rng.choice(RATINGS, len(ratings), p=shares),
     }
-    for fraction in FRACTIONS:
+    of_all[f"private {ALL_PRIVATE}"] = releases.by_private_histogram(
+        codec, ratings, 2, epsilon, rng, seed, k, "private", epsilon, share=SHARE
+    )
+    found = {name: training.rated(values) for name, values in of_all.items()}
+    for fraction, name in NAMES.items():
         out = replicate_rng(seed, 9, k, round(100 * fraction), 1).random(len(ratings)) < fraction
         kept, reference = training.rows(~out), releases.holdout(codec, ratings[out])
-        for channel in ("laplace", "optimal"):
+        for key, channel in ((name, "laplace"), (f"optimal {name}", "optimal")):
             fitted = releases.mechanism(codec, reference, epsilon, channel)
-            found[f"{channel} {fraction}"] = kept.rated(
+            found[key] = kept.rated(
                 releases.release(fitted, codec, kept.ratings, seed, k, fraction, epsilon, channel)
             )
-    reference = releases.private(codec, ratings, 2, SHARE * epsilon, rng)
-    fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-    return found | {
-        "private": training.rated(
-            releases.release(fitted, codec, ratings, seed, k, "private", epsilon)
-        )
-    }
+    return found
 
 
 def replicate(
@@ -194,48 +180,8 @@ def rows_of(
 ) -> list[Row]:
     rows = [Row(setting=model, method="NP", epsilon=None, ours=cells[model, None, "NP"])]
     for epsilon in epsilons:
-        quoted = {
-            name: published(*values[int(epsilon) - 1], replicates=50)
-            for name, values in PAPER.items()
-        }
-        for fraction, name in NAMES.items():
-            ours, optimal = (
-                cells[model, epsilon, f"{channel} {fraction}"] for channel in ("laplace", "optimal")
-            )
-            rows.append(
-                Row(
-                    setting=model,
-                    method=name,
-                    epsilon=epsilon,
-                    paper=quoted[name],
-                    ours=ours,
-                    optimal=optimal,
-                )
-            )
-        rows.append(
-            Row(
-                setting=model,
-                method="DIP, none held out",
-                epsilon=epsilon,
-                private=cells[model, epsilon, "private"],
-            )
-        )
-        for name, of_paper in (
-            ("EXM", "EXM"),
-            ("resampling", "EXM"),
-            ("LRM", "LRM"),
-            ("LRM, not cut", "LRM"),
-            ("OPM", "OPM"),
-        ):
-            rows.append(
-                Row(
-                    setting=model,
-                    method=name,
-                    epsilon=epsilon,
-                    paper=quoted[of_paper],
-                    ours=cells[model, epsilon, name],
-                )
-            )
+        own = {name: cell for (of, at, name), cell in cells.items() if (of, at) == (model, epsilon)}
+        rows += lines("Table 9", model, epsilon, METHODS, own, replicates=50)
     return rows
 
 
@@ -261,7 +207,7 @@ def table(options: argparse.Namespace) -> Table:
     ratings = read(str(options.data), options.rows)
     plan = planned(options)
     found = [replicate(ratings, plan, options.seed, k) for k in range(options.replicates)]
-    cells = {key: Cell.of([one[key] for one in found]) for key in found[0]}
+    cells = cells_of(found)
     return Table(
         name="Tables 9 and 3",
         title="a recommender on MovieLens-1M (paper: 25M)",
@@ -284,9 +230,7 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 1, data="ratings with UserID, MovieID and Rating")
-    options.add_argument(
-        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
-    )
+    choose(options, "--epsilons", EPSILONS)
     options.add_argument(
         "--tuned-epsilons",
         type=float,
