@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
+from dpdask.errors import DpdaskError, InternalError, UsageError, list_names, say_count
 from dpdask.startup import Terminated, collect_rarely, end_on_sigterm, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal import options
@@ -161,7 +161,8 @@ def init(
         drafts[job] = draft_job(source, mechanism, file.name, str(file.parent))
     write_new(drafts)
     told = f"{draft.count(': {role: drop}  #')} columns are dropped until you turn them on"
-    echo(f"{file}: {told}" + (f"; {len(levels)} are on, with the listed levels" if levels else ""))
+    n_on = draft.count(": {role: privatise, kind") + draft.count(": {role: privatise, type")
+    echo(f"{file}: {told}" + (f"; {n_on} are on, as the code list says" if levels else ""))
     if mechanism is not None:
         echo(f"{job}: releases them by {mechanism}; edit {file}, then `dpdask plan {job}`")
 
@@ -175,14 +176,14 @@ def validate(job: str, settings: dict[str, str]) -> None:
         from dpdask.jobs.spec import read_schema
 
         if not settings and (alone := read_schema(job)) is not None:
-            names = ", ".join(alone.privatised) or "no column yet: turn on what to release"
+            names = list_names(alone.privatised, 8) or "no column yet: turn on what to release"
             echo(f"{job}: a valid schema; privatises {names}")
             return
         from dpdask.connect import check_cluster
 
         checked = _load(job, settings)
         check_cluster(checked.cluster)
-    echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
+    echo(f"{checked.file.name}: valid; privatises {list_names(checked.schema.privatised, 8)}")
 
 
 @cli.command()

@@ -319,24 +319,23 @@ class Subset:
         if private and not opened.joins_private:
             return self._count_randomised(private, alternatives, told)
         if private and len(named) == 1 and opened._is_counted:
-            return self._count_levels(private[0], alternatives, told)
+            n_rows = float(opened.content["n_rows"]["value"])
+            return self._count_levels(
+                private[0], _meet(alternatives, told[private[0]].levels), n_rows
+            )
         view, label = self._view(alternatives, self.groups)
         return self._label(view._ask("count", label), view.derived[label])
 
-    def _count_levels(
-        self, name: str, alternatives: Alternatives, told: Mapping[str, TypedColumn]
-    ) -> Result:
-        """Return counts of the levels of one column by its share, which more tables may tell."""
-        opened, levels = self.opened, told[name].levels
-        n, met = float(opened.content["n_rows"]["value"]), _meet(alternatives, levels)
+    def _count_levels(self, name: str, met: Flags, n_rows: float) -> Result:
+        """Return counts of the levels of one column by its share, which more than their own table may tell."""
         if not self.groups:
-            share = opened.mean(name, values=met.astype(float).tolist())
-            found = Result.gather([share], pd.Index([0])).change(lambda part: n * part.iloc[0])
-            return replace(found, possible=(0.0, n))
-        found = opened.share(name)
-        counts = found.change(lambda part: n * part[met])
-        drawn = found.drawn and (found.drawn[0], n)
-        return replace(counts, drawn=drawn, possible=(0.0, n))
+            share = self.opened.mean(name, values=met.astype(float).tolist())
+            found = Result.gather([share], pd.Index([0])).change(lambda part: n_rows * part.iloc[0])
+            return replace(found, possible=(0.0, n_rows))
+        found = self.opened.share(name)
+        counts = found.change(lambda part: n_rows * part[met])
+        drawn = found.drawn and (found.drawn[0], n_rows)
+        return replace(counts, drawn=drawn, possible=(0.0, n_rows))
 
     def _count_range(self, name: str, alternatives: Alternatives) -> Result:
         """Return the number of rows in one range of a column of numbers."""
@@ -380,15 +379,13 @@ class Subset:
         view, label = self._view(others, [each for each in self.groups if each != name])
         derived = view.derived[label]
         met = _meet((own,), levels)
+        if len(derived.labels) == 1:  # all rows, whose number is public
+            rows = view._ask("count", label)
+            found = self._count_levels(name, met, float(rows.estimate.iloc[0]))
+            return replace(found, limits=tuple(dict.fromkeys((*found.limits, *rows.limits))))
         if name not in self.groups:
             share = view.mean(name, by=label, values=met.astype(float).tolist())
-            rows = view._ask("count", label)
-            if len(derived.labels) == 1:  # all rows, whose number is public
-                n = rows.estimate
-                rows = replace(
-                    rows, standard_error=0.0 * n, bias_bound=0.0, find_ends=lambda _: (n, n)
-                )
-            found = _multiply(share, rows, independent=True)
+            found = _multiply(share, view._ask("count", label), independent=True)
             return self._label(replace(found, possible=(0.0, math.inf)), derived)
 
         def change(table: Any) -> Any:
@@ -469,11 +466,16 @@ def _multiply(mean: Result, rows: Result, *, independent: bool) -> Result:
     bias = None
     if mean.bias_bound is not None and rows.bias_bound is not None:
         bias = n * mean.bias_bound + (abs(m) + mean.bias_bound) * rows.bias_bound
+    possible = None
+    if mean.possible is not None:  # the sum has the sign of a mean that has one
+        least, most = np.min(mean.possible[0]), np.max(mean.possible[1])
+        possible = (0.0 if least >= 0 else -math.inf, 0.0 if most <= 0 else math.inf)
     return Result(
         estimate=estimate,
         standard_error=error,
         bias_bound=bias,
         limits=tuple(dict.fromkeys((*mean.limits, *rows.limits))),
+        possible=possible,
         find_ends=find_ends if known else None,
         of_table=mean.of_table and rows.of_table,
     )

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ _HEAD = """\
 # replace its `{role: drop}` by what its comment proposes, corrected, or by `{role: keep}` if it is public, to copy it as it is.
 #   kind    categorical or discrete (with levels), continuous (with bounds), or mixed (with bounds and atoms).
 #   levels  all values that are possible: a list, whole numbers such as 1..14, or a public list such as us_states.
-#           discover: nobody can list them, and `dpdask discover` will. `other` replaces every other value.
+#           discover: nobody can list them, and `dpdask discover` will. `other` replaces every other value; without it one stops the job.
 #   bounds  the lowest and the highest possible value, such as [0, 120] or [2000-01-01, 2024-12-31]; values outside are clipped.
 #   nulls   level: null is one more value; refuse: a null stops the job. The files allow nulls where it stands here.
 # What everybody knows of several columns, such as `start <= end` or `total: fare + tip`, can stand below the columns, as `rules`.
@@ -66,8 +67,8 @@ _ANY_NUMBER = {
     r"(.+_)?(lat|latitude)": f"{_NUMBERS}latitudes",
     r"(.+_)?(lon|lng|long|longitude)": f"{_NUMBERS}longitudes",
     r"(.+_)?(pct|percent|percentage)": f"{_NUMBERS}percentages",
-    r"(.+_)?(rate|ratio|share|fraction|prob|probability)": f"{_NUMBERS}shares",
 }
+_FRACTIONS = {r"(.+_)?(share|fraction|prob|probability)": f"{_NUMBERS}shares"}
 _TEXTS = {
     r"(.+_)?(country|nationality)(_code)?": "iso_countries",
     r"(.+_)?state(_code)?": "us_states",
@@ -88,6 +89,8 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
     ----------
     source
         The table; a relative path is relative to the working folder.
+    levels
+        Of columns, or of patterns of their names such as `num_*`, what a code list says. A column has those of its name, or of the first pattern.
 
     Privacy
     -------
@@ -100,16 +103,20 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
     names = [column.name for column in columns]
     # the first line of a CSV file may be a row
     shown = [column.name for column in columns if column.type is not None]
-    for name in levels or {}:
-        if name not in names:
+    given = levels or {}
+    for pattern in given:
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
             raise SpecError(
                 "the table has no such column",
-                f"levels of {name!r}",
-                suggest(name, shown, "correct the list of levels"),
+                f"levels of {pattern!r}",
+                suggest(pattern, shown, "correct the list of levels"),
             )
-    return _HEAD + "".join(
-        _draft_column(column, (levels or {}).get(column.name)) for column in columns
-    )
+
+    def find(name: str) -> Sequence[str] | None:
+        matching = (own for pattern, own in given.items() if fnmatchcase(name, pattern))
+        return given.get(name) or next(matching, None)
+
+    return _HEAD + "".join(_draft_column(column, find(column.name)) for column in columns)
 
 
 def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
@@ -168,7 +175,9 @@ def _propose(column: FoundColumn) -> list[str]:
     text = f"kind: categorical, levels: {listed}"
     number = f"kind: {_NUMBERS}TODO"
     if type_ is None or is_whole or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
-        rules = _ANY_NUMBER if type_ is not None and not is_whole else _WHOLE | _ANY_NUMBER
+        rules = _ANY_NUMBER | (_WHOLE if is_whole else _FRACTIONS)
+        if type_ is None:
+            rules |= _WHOLE
         number = f"kind: {_find_rule(rules, name) or f'{_NUMBERS}TODO'}"
         if is_whole and is_code:
             number = f"kind: categorical, levels: {DISCOVER}, other: -1"
@@ -200,7 +209,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> str:
     """Return the kind and the domain of a column that a code list names: numbers and dates in increasing order, or bounds, as `0..120`."""
     where = f"levels of {column.name!r}"
     type_ = column.type or pa.string()
-    if len(texts) > MAX_LEVELS:  # the commonest are found
+    if len(texts) > MAX_LEVELS or list(texts) == [DISCOVER]:  # the commonest are found
         return f"categorical, levels: {DISCOVER}, other: {'other' if is_text(type_) else 'TODO'}"
     if len(texts) == 1 and ".." in texts[0] and not is_text(type_):
         return _declare_bounds(type_, texts[0], where)
@@ -295,7 +304,7 @@ def _quote(name: str) -> str:
 
 
 def read_levels(path: str) -> dict[str, list[str]]:
-    """Return the levels of columns in a public code list: a CSV file with the header `column,value` and a line for each level."""
+    """Return the levels of columns, or of patterns of names, in a public code list: a CSV file with the header `column,value` and a line for each level."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         rows = list(csv.reader(io.StringIO(text), strict=True))

@@ -285,20 +285,20 @@ class Plan(Planned):
         size = f"{self.n_bytes / 1e6:,.1f} MB, {say_count(self.n_fragments, 'fragment')}"
         files = f"{say_count(self.n_files, 'file')} of {_FORMATS[self.input_format]}"
         version = "" if self.input_version is None else f" {self.input_version}"
-        takes, outside, released = [], [], ""
+        takes, released = [], ""
         if self.n_workers:
             seconds, workers = sum(self.seconds), say_count(self.n_workers, "worker")
             took = f"roughly {describe_seconds(seconds)} on {workers}, once they have started"
             compiles = f"compiles for about {COMPILING_SECONDS} s more"
             takes = [f"  takes     {took}; the first run on a machine {compiles}"]
-        # a line for each column whose values may be changed, and one for those that are refused
+        treated: dict[str, list[str]] = {}
         for name, treatment in self.outside.items():
             clipped = treatment == "clip" and name in self.date_bounds
             span = f" to {'..'.join(self.date_bounds[name])}" if clipped else ""
-            outside.append(f"  outside   {name}: {treatment}{span}")
+            treated.setdefault(treatment + span, []).append(name)
         if self.refusing:
-            refusing = list_names(self.refusing, 8)
-            outside.append(f"  outside   {refusing}: refuse (one such value stops the run)")
+            treated["refuse (one such value stops the run)"] = list(self.refusing)
+        outside = [f"  outside   {list_names(names, 8)}: {told}" for told, names in treated.items()]
         if self.released_rows is not None and self.n_shards is not None:
             shards = say_count(self.n_shards, "shard")
             released = f"about {say_count(self.released_rows, 'row')} in at most {shards}, "

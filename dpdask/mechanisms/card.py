@@ -740,7 +740,6 @@ def ask_columns(
     numbers: bool = True,
     means: bool = False,
     levels: bool = True,
-    remark: str = "  # with its standard error",
 ) -> list[str]:
     """Return a question about a column of numbers, rather than of dates, and one about a column of levels."""
     units = {name: part.details.get("numbers") for name, part in card.columns.items()}
@@ -748,7 +747,7 @@ def ask_columns(
     asked = [json.dumps(name, ensure_ascii=False) for name in numeric[:1]]
     of_levels = [name for name, part in _list_released(card) if "levels" in part.details][:1]
     return [
-        *(f"quantile({name}, 0.5){remark}" for name in asked if numbers),
+        *(f"quantile({name}, 0.5)" for name in asked if numbers),
         *(f"mean({name})" for name in asked if numbers and means),
         *(f"share({json.dumps(name, ensure_ascii=False)})" for name in of_levels if levels),
     ]

@@ -289,7 +289,7 @@ class CellSearch:
     @property
     def stage(self) -> str:
         """What the first round does, in words."""
-        names = ", ".join(self.names)
+        names = list_names(self.names, 8)
         cut = f"cut each into about {self.n_bins} cells of equal counts" + (
             "" if self.affords is None else ", or fewer if the rows are too few"
         )
@@ -298,7 +298,7 @@ class CellSearch:
     @property
     def expectations(self) -> Sentences:
         """What the noise of the fine counts allows, in sentences."""
-        return (f"{', '.join(self.names)}: {TAILS}",)
+        return (f"{list_names(self.names, 8)}: {TAILS}",)
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
         """Return what is counted: every column, since all rows are checked before the first noise."""

@@ -240,7 +240,7 @@ class LevelSearch:
             fewer = f"; for a level of {unit.column}s with fewer than {unit.max_rows} values each, fewer are enough, since each counts more"
         return (
             f"a level that {least:,} {who} or more have is found with probability 0.95{fewer}; one that a single one has, with at most {selection.delta:.3g}",
-            f"a {number} is off by at most {off:,.3g} with probability 0.95; those of levels that were only just found are too high",
+            f"in the search for levels a {number} is off by at most {off:,.3g} with probability 0.95; those of levels that were only just found are too high",
         )
 
     def check(self, columns: Columns) -> None:

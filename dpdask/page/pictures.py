@@ -124,13 +124,13 @@ class ReleasedHistogram:
         return f"{self.column}: {len(self.cells)} cells; the density is highest at {highest.label}, with a share of {100 * highest.share:.1f} %."
 
     @property
-    def numbers(self) -> list[tuple[str, str, str]]:
-        """The cells, their shares and their margins, in words."""
+    def numbers(self) -> list[tuple[str, ...]]:
+        """The cells, their shares and their margins, in words; without margins, if none is known."""
         return [
             (
                 cell.label,
                 f"{100 * cell.share:.2f} %",
-                "not known" if cell.margin is None else f"± {100 * cell.margin:.2f} %",
+                *([] if cell.margin is None else [f"± {100 * cell.margin:.2f} %"]),
             )
             for cell in self.cells
         ]

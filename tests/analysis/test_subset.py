@@ -243,10 +243,17 @@ def test_groups_without_a_condition_are_the_question_itself(shelf):
         opened.groupby("town").mean("rating").to_frame(),
         opened.mean("rating", by="town").to_frame(),
     )
-    copula = shelf.opened("homes, copula")
-    counts, shares = copula.groupby("rating").count(), copula.share("rating")
-    for part, other in zip(counts.interval(), shares.interval(), strict=True):
-        assert part.tolist() == pytest.approx((20_000 * other).tolist())
+    for name in ("homes, dip", "homes, copula"):
+        opened, n = shelf.opened(name), coverage.count_rows_of(shelf.opened(name))
+        counts, shares = opened.groupby("rating").count(), opened.share("rating")
+        for part, other in zip(counts.interval(), shares.interval(), strict=True):
+            assert part.tolist() == pytest.approx((n * other).tolist())
+        some, share = (
+            opened.where("rating >= 4").count(),
+            opened.mean("rating", values=[0, 0, 0, 1, 1]),
+        )
+        for part, other in zip(some.interval(), share.interval(), strict=True):
+            assert part == pytest.approx(n * other)
 
 
 @pytest.mark.parametrize("name", ["rides, holdout", "rides, tables"])
@@ -347,3 +354,19 @@ def test_the_package_lists_its_public_names_alone():
     code = "import dpdask; print(*dir(dpdask))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(shown.stdout.split()) == set(dpdask.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "column"),
+    [
+        ("homes, dip", "town", "rating"),
+        ("homes, copula", "kind", "years"),
+        ("homes, cells", "kind", "years"),
+    ],
+)
+def test_sums_of_what_is_never_negative_are_not(name, by, column, shelf):
+    found = shelf.opened(name).groupby(by).sum(column)
+    wide = replace(found, find_ends=lambda _: (found.estimate - 1e9, found.estimate + 1e9))
+    low, high = wide.interval()
+    assert (low == 0).all()
+    assert (high > found.estimate).all()

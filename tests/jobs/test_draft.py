@@ -126,7 +126,13 @@ def test_every_column_is_dropped_and_says_what_it_could_be(file):
                 "continuous, bounds: ages": ["AGE", "patient_age"],
                 "continuous, bounds: [1900, 2100]": ["year", "BirthYear"],
                 "categorical, levels: 0..1": ["is_host_login", "consent_flag"],
-                "continuous, bounds: TODO": ["count", "education-num", "pages", "storage"],
+                "continuous, bounds: TODO": [
+                    "count",
+                    "education-num",
+                    "heart_rate",
+                    "storage",
+                    "share",
+                ],
             },
         ),
         (
@@ -135,8 +141,14 @@ def test_every_column_is_dropped_and_says_what_it_could_be(file):
                 "continuous, bounds: latitudes": ["lat", "pickup_latitude"],
                 "continuous, bounds: longitudes": ["lng", "Longitude"],
                 "continuous, bounds: percentages": ["pct", "percent"],
-                "continuous, bounds: shares": ["serror_rate", "share"],
-                "continuous, bounds: TODO": ["price", "flat", "month"],
+                "continuous, bounds: shares": ["share", "default_prob"],
+                "continuous, bounds: TODO": [
+                    "price",
+                    "flat",
+                    "month",
+                    "interest_rate",
+                    "sex_ratio",
+                ],
             },
         ),
         (
@@ -329,6 +341,24 @@ def test_public_levels_are_filled_in_by_type(file, tmp_path):
     assert found["day"]["levels"] == [dt.date(2020, 1, 1), dt.date(2021, 1, 1)]
     assert found["no"]["levels"] == ["a, b", "TODO"]
     assert found["fee"]["levels"] == [2.0]
+
+
+def test_a_pattern_turns_on_all_columns_that_no_line_before_it_names(tmp_path):
+    names = ["sex", "num_a", "num_b", "num_c", "day"]
+    columns = {name: pa.array([], pa.float64()) for name in names}
+    columns |= {"sex": pa.array([], pa.string()), "day": pa.array([], pa.string())}
+    pq.write_table(pa.table(columns), tmp_path / "wide.parquet")
+    (tmp_path / "codes.csv").write_text(
+        "column,value\nnum_b,0..7\nnum_*,0..9\nsex,f\nsex,m\n*,discover\n"
+    )
+    levels = read_levels(str(tmp_path / "codes.csv"))
+    source = Input(path=str(tmp_path / "wide.parquet"))
+    found = yaml.safe_load(draft_schema(source, levels))["columns"]
+    bounds = {name: found[name].get("bounds") for name in names}
+    assert bounds == {"sex": None, "num_a": [0, 9], "num_b": [0, 7], "num_c": [0, 9], "day": None}
+    assert (found["sex"]["levels"], found["day"]["levels"]) == (["f", "m"], "discover")
+    with pytest.raises(SpecError, match="no such column"):
+        draft_schema(source, {"none_*": ["0..9"]})
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_a_page_of_rows_says_what_was_promised(rows):
     )
     assert "Kept columns are copied, row by row." in text
     assert "columns that depend on each other in the table may show 0.00 here" in text
+    assert "Shares of what is released; their margins are not known." in text
     assert "0 to 1,000, or missing moved to the nearest bound" in text
     assert "vectors of counts" in text
 
@@ -465,6 +466,9 @@ def test_cells_with_weights_are_drawn_as_declared():
     assert found is not None
     assert [cell.label for cell in found.cells] == ["0 to 1", "1 to 3"]
     assert [cell.height for cell in found.cells] == pytest.approx([1.0, 0.5])
+    assert found.numbers == [("0 to 1", "50.00 %"), ("1 to 3", "50.00 %")]
+    known = replace(found, cells=tuple(replace(cell, margin=0.1) for cell in found.cells))
+    assert known.numbers[0] == ("0 to 1", "50.00 %", "± 10.00 %")
     whole = ColumnPart(role="privatised", edges=[-1, 1, 3])
     found = count(whole, taken(x=[0, 1, 3], weight=[1.0, 1.0, 2.0]), card)
     assert found is not None

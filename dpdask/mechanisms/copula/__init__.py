@@ -49,7 +49,7 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
         card.mechanism.details.get("three_way") or [],
     )
     weak = (
-        f"Weak correlations: {100 * (share or 0.0):.3g} % of the fitted correlations stand out from noise. The others, weak or absent in the table, "
+        f"Weak correlations: {100 * (share or 0.0):.3g} % of the fitted correlations between levels of two columns stand out from noise. The others, weak or absent in the table, "
         "were set close to 0."
     )
     more = (

@@ -400,7 +400,7 @@ class CopulaDescription(NoisyTablesDescription):
     def quality(self, release: FittedCopula) -> str:
         """Return how much dependence could be distinguished from noise; see `Mechanism.quality`."""
         share = release.report.kept_share
-        told = f"{100 * share:.3g} % of the correlations stand out from noise; the others, weak or absent in the table, are close to 0"
+        told = f"{100 * share:.3g} % of the correlations between levels of two columns stand out from noise; the others, weak or absent in the table, are close to 0"
         if self.mechanism.n_triples:
             chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
             told = f"{chosen:,} of at most {self.mechanism.n_triples:,} three-way tables stood out from noise; {told}"

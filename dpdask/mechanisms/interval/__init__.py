@@ -24,7 +24,7 @@ GUIDANCE = Guidance(
     title="Every row, each private value as a random range that contains it",
     shape=lambda _: "ranges",
     uses=_uses,
-    questions=lambda card: ask_columns(card, means=True, levels=False, remark=""),
+    questions=lambda card: ask_columns(card, means=True, levels=False),
     margins=lambda _: "Margins hold the noise of each count, with probability 95 %.",
     margin=lambda *_: no_margin,
     attenuates=lambda _: False,
