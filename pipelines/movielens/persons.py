@@ -2,7 +2,7 @@
 
     python pipelines/movielens/persons.py RATINGS.parquet USERS.parquet OUT [--epsilon 1 4] [--max-rows 20] [--seeds 1 2 3]
         [--users-only 1000] [--peer hma PYTHON] [--peer dpsynth-mst PYTHON]
-    python pipelines/movielens/persons.py OUT --simulate 1000000 [--drawn 200000] --max-rows 30 --epsilon 1 --seeds 1
+    python pipelines/movielens/persons.py OUT --simulate 1000000 --max-rows 30 --epsilon 1 --seeds 1
 
 RATINGS has the columns UserID, MovieID, Rating and Timestamp, USERS has UserID, Gender, Age and Occupation. Of each user `max-rows` ratings are
 chosen at random before: these bounded tables are the truth. Each `--peer` names a method of
@@ -108,7 +108,6 @@ def write_job(
     epsilon: float,
     max_rows: int,
     seed: int,
-    drawn: int | None = None,
 ) -> None:
     """Write the tables with a job, and for peers what they are told."""
     folder.mkdir(parents=True)
@@ -131,7 +130,7 @@ def write_job(
             "adjacency": "add-remove",
             "unit": {"column": KEY, "max_rows": max_rows},
         },
-        "mechanism": {"kind": "copula", "persons": True, "n_rows": drawn or "input"},
+        "mechanism": {"kind": "copula", "persons": True, "n_rows": "input"},
         "insecure_seed": seed,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
@@ -197,7 +196,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH")
     parser.add_argument("--simulate", type=int, metavar="USERS")
-    parser.add_argument("--drawn", type=int, metavar="USERS", help="so many synthetic users")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 4.0])
     parser.add_argument("--max-rows", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -225,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
                 bounded = bound_rows(rows, asked.max_rows, np.random.default_rng(seed))
             folder = out / f"{epsilon:g}-{asked.max_rows}-{seed}"
             settings = {"epsilon": epsilon, "max_rows": asked.max_rows, "seed": seed}
-            write_job((users, bounded), folder, **settings, drawn=asked.drawn)
+            write_job((users, bounded), folder, **settings)
             for method, python in methods.items():
                 costs[method].append(draw(method, python, folder, epsilon, seed))
                 runs[method].append(measure((users, bounded), folder, method, asked.max_rows, seed))
