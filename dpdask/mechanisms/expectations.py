@@ -508,8 +508,9 @@ def list_noise(event: Event) -> tuple[Json, ...]:
     found: Counter[tuple[float, float, str]] = Counter()
     for each in noises(event):
         kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
-        kind += f", where a unit counts {each.sensitivity:,.0f}" if each.sensitivity >= FINE else ""
-        found[deviation(each), margin_95(each), kind] += each.count
+        whole = each.sensitivity if each.sensitivity >= FINE else 1.0
+        kind += f", in parts of 1/{whole:,.0f}" if whole > 1.0 else ""
+        found[deviation(each) / whole, margin_95(each) / whole, kind] += each.count
     return tuple(
         {
             "on": f"{n:,} vector{'' if n == 1 else 's'} of counts",

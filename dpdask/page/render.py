@@ -368,7 +368,8 @@ def _say_lack(card: Card) -> str:
         return f"{math.ceil(1000 * left_out.fraction - 1e-9) / 10:g} % of the {left_out.of}"
     if kept:
         return say_count(len(kept), "copied column")
-    return "Presence" if find_guidance(card).shape(card) in ("rows", "ranges") else "General facts"
+    is_of_rows = find_guidance(card).shape(card) in ("rows", "ranges")
+    return "Presence" if is_of_rows else "General conclusions only"
 
 
 def _list_kept(card: Card) -> list[str]:
@@ -379,20 +380,25 @@ def _list_checks(card: Card, *, counted: bool) -> Iterator[str]:
     """Yield what the signer must know, since the card cannot tell it."""
     unit, kept, about = card.guarantee.unit, _list_kept(card), card.about or About()
     if isinstance(unit, str):
-        less = (
-            "one with k rows is protected by k·ε only"
-            if unit == "row"
-            else "no bound holds for several values together"
-        )
+        less = "no bound holds for several values together"
+        if unit == "row":
+            twice = card.guarantee.adjacency == "add-remove"
+            less = f"one with k rows is protected by k·ε only{', and its values by 2k·ε' if twice else ''}"
         yield f"Each person has at most one row; or I accept that {less}."
     else:
-        yield f"Each value of {unit.column} is one {unit.label}, and nobody has two."
+        whom = unit.name or "person, or whatever is to be protected"
+        yield f"Each value of {unit.column} is one {whom}, and none of them has two values."
     if kept:
         yield f"The copied columns ({list_names(kept, 8)}) are public, even when combined with each other or with other tables."
     where = f" Source: {about.domains}" if about.domains else " The issuer names no source."
     found = [name for name, part in card.columns.items() if "threshold" in (part.model_extra or {})]
     but = f", other than the levels of {list_names(found, 8)} that ε covers," if found else ""
-    yield f"Levels and bounds{but} do not come from the private rows.{where}"
+    most = (
+        ""
+        if isinstance(unit, str)
+        else f", and the {unit.max_rows} rows that count of each {unit.label},"
+    )
+    yield f"Levels, bounds and declared cells{but}{most} do not come from the private rows.{where}"
     if isinstance(card.guarantee.unprotected, CoveredRows) and card.guarantee.unprotected.fraction:
         yield "The people whom the promise leaves out have agreed."
     if card.guarantee.adjacency != "add-remove":
@@ -546,9 +552,9 @@ def list_spent(card: Card) -> Iterator[tuple[str, str]]:
         if event.get("kind") == "discrete-laplace":
             laws.append((f"discrete Laplace, scale {event['scale']:.6g}", event.get("count", 1)))
         elif event.get("kind") == "discrete-gaussian":
-            fine = event["sensitivity"] >= FINE
-            parts = f", where a unit counts {event['sensitivity']:,.0f}" if fine else ""
-            law = f"discrete Gaussian, σ = {event['sigma']:.6g}{parts}"
+            whole = event["sensitivity"] if event["sensitivity"] >= FINE else 1.0
+            parts = f", in parts of 1/{whole:,.0f}" if whole > 1.0 else ""
+            law = f"discrete Gaussian, σ = {event['sigma'] / whole:.6g}{parts}"
             laws.append((law, event.get("count", 1)))
     by_column = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
@@ -616,8 +622,13 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
     is_tables = find_guidance(card).shape(card) == "tables"
     more = ["table", "count", "margin_95"] if is_tables else ["weight", *_coverages(card).values()]
     histograms: list[Any] = []
-    for part in manifest.tables.values() or (manifest,):  # of several, the rows come last
-        sample = read_sample(shards, part, [*names, *more])
+    read = []
+    for table, part in (manifest.tables or {"released rows": manifest}).items():
+        sample = read_sample(shards, part, [*names, *more])  # of several tables, the rows come last
+        n_read, n_rows = sample.rows.num_rows, sample.n_rows
+        what = {"parents": "persons", "children": "rows"}.get(table, table)
+        some = f"{n_read:,} of {n_rows:,} {what}, spread evenly over the files"
+        read.append(f"all {n_rows:,} {what}" if n_read == n_rows else some)
         if is_tables:
             histograms, pairs = read_tables(card, sample)[:MAX_COLUMNS], None
         else:
@@ -641,8 +652,7 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
         else [(f"{a} and {b}", f"{v:.2f}") for a, b, v in pairs.list_strongest(10)],
         "picture": picture,
         "narrow": narrow,
-        "n_read": sample.rows.num_rows,
-        "n_rows": sample.n_rows,
+        "read": " and ".join(read),
     }
 
 

@@ -430,8 +430,9 @@ def list_cautions(budget: Budget, n_rows: float | None) -> list[str]:
             if budget.adjacency == "add-remove"
             else ""
         )
+        unit = "row" if budget.unit_column is None else budget.unit_column.label
         found.append(
-            f"ε = {_epsilon_text(budget.epsilon)} is large{twice}: an attacker may tell two values of one row apart almost every time"
+            f"ε = {_epsilon_text(budget.epsilon)} is large{twice}: an attacker may tell two values of one {unit} apart almost every time"
         )
     large = delta_caution(budget.delta, n_rows)
     return found if large is None else [*found, large]

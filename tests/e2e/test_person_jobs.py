@@ -37,7 +37,7 @@ from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
 from dpdask.io.table_logs import TableLog
 from dpdask.jobs.move import move_output
-from dpdask.jobs.plan import audit_job, find_epsilon, plan_job
+from dpdask.jobs.plan import audit_job, find_epsilon, make_page_of_plan, plan_job
 from dpdask.jobs.run import abort, run_job, status
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.copula.people import PersonCellSearch, PersonsMechanism
@@ -184,7 +184,9 @@ def test_the_card_tells_of_persons(released):
     page = (released / "out/_dpdask/release.html").read_text(encoding="utf-8")
     manifest = json.loads((released / "out/_dpdask/manifest.json").read_text())
     opened = read(released)
-    assert f"{len(opened.persons()):,} persons with {len(opened.rows()):,} rows" in page
+    n_persons, n_rows = len(opened.persons()), len(opened.rows())
+    assert f"{n_persons:,} persons with {n_rows:,} rows" in page
+    assert f"From all {n_persons:,} persons and all {n_rows:,} rows." in page
     assert manifest["rows"] == len(opened.rows())
     for lost in persons["lost"]:
         assert lost.split(":")[0].replace("'", "&#39;") in page
@@ -377,7 +379,11 @@ def test_a_plan_reads_no_rows_and_tells_what_to_expect(tmp_path, monkeypatch):
     warned = plan_job(load(write(tmp_path / "public", privacy=public))).warnings
     assert any("so few persons, 440" in line for line in warned)
     assert any("beyond 6 nothing" in line for line in planned.expectations)
-    assert any("where a unit counts 67,108,864" in each["kind"] for each in planned.noise)
+    assert any("in parts of 1/67,108,864" in each["kind"] for each in planned.noise)
+    assert all(each["sigma"] < 100 for each in planned.noise)  # of persons
+    page = make_page_of_plan(job, planned)
+    assert "What to expect" in page
+    assert "Number of persons" not in page
     assert audit_job(job, n_runs=500)["sound"]
 
 

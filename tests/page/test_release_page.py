@@ -155,7 +155,7 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path):
     power, factor = attack(1.0, 0.05)
     assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
     assert "Published unchanged: nothing." in text
-    assert "a person with k rows is protected by k·ε only, and by 2k·ε for other values" in text
+    assert "a person with k rows is protected by k·ε only, and its values by 2k·ε" in text
     assert float(odds[1]) < factor <= float(odds[2])
     assert (
         f"one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most {told[2]} %;"

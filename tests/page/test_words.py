@@ -87,7 +87,7 @@ def test_a_unit_has_the_name_that_people_give_it():
         "<h1>X, released with ε = 1 for every patient</h1>",
         "which of two values a patient had",
         "The unit is one patient: all rows that share a value of pid; at most 3 of them are used.",
-        "Each value of pid is one patient, and nobody has two.",
+        "Each value of pid is one patient, and none of them has two values.",
     ):
         assert said in page
     with pytest.raises(SpecError, match="UnitColumn, name"):
@@ -97,13 +97,13 @@ def test_a_unit_has_the_name_that_people_give_it():
 @pytest.mark.parametrize(
     ("changed", "title", "covered", "not_covered"),
     [
-        ({}, "X, released with ε = 1 for every row", "Every row", "General facts"),
+        ({}, "X, released with ε = 1 for every row", "Every row", "General conclusions only"),
         ({"left_out": 0.1}, "X, released with ε = 1 for 90 % of the rows", "90 %", "10 % of the"),
         (
             {"insecure": True},
             "X, released for tests: it protects nobody",
             "Nobody",
-            "General facts",
+            "General conclusions only",
         ),
         (
             {
@@ -112,7 +112,7 @@ def test_a_unit_has_the_name_that_people_give_it():
             },
             "X, released as ranges, with no ε",
             "Every value, by a range",
-            "General facts",
+            "General conclusions only",
         ),
         (
             {"columns": {"y": {"role": "kept"}}},

@@ -93,7 +93,7 @@ _NAMES = {
 }
 LOST = (
     "the order of a person's rows in time, and sessions or other groups of them",
-    "rows of a person that are less alike than chance has it: about half of that is kept",
+    "about half of the difference, where a person's rows are less alike than rows drawn at random",
     "rows of a person that are more alike in one group of persons than in another",
     BEYOND,
 )
