@@ -247,10 +247,13 @@ class NoisyRanks:
         keep[np.abs(c[None, :] - self.law.cuts[:, None]).argmin(axis=1)] = True
         jumps = np.flatnonzero((np.diff(x) == 0.0) & (np.diff(c) > 0.0))
         keep[jumps] = keep[jumps + 1] = keep[0] = keep[-1] = True
-        keep &= np.append(np.diff(c) > 0.0, True)
+        # of points with one rank, the last stands for all; no value is released before the first of them
+        is_last = np.append(np.diff(c) > 0.0, True)
+        place = np.cumsum(is_last) - is_last
+        keep = is_last & (np.bincount(place, weights=keep)[place] > 0.0)
         has_null = int(c[0] > 0.0)
         ends = np.append(0.0, c[keep]) if has_null else c[keep]
-        return np.cumsum(keep)[:-1] - 1 + has_null, ends
+        return np.maximum(np.cumsum(keep)[:-1] - 1, 0) + has_null, ends
 
     @property
     def n_outcomes(self) -> int:

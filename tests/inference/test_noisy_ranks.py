@@ -59,10 +59,21 @@ def curved(n=400):
     return x, 0.15 + c
 
 
+def with_gaps(n):
+    """Return a reference without mass at its ends and in its middle."""
+    x = np.linspace(0.0, 100.0, n)
+    mass = np.linspace(1.0, 2.0, n - 1) * ~(
+        (x[1:] <= 20) | ((x[1:] > 40) & (x[1:] <= 60)) | (x[1:] > 90)
+    )
+    return x, np.append(0.0, np.cumsum(mass) / mass.sum())
+
+
 REFERENCES = {
     "curved": (curved(), False),
     "one piece": (([0.0, 100.0], [0.0, 1.0]), False),
     "wide pieces": (([0.0, 10.0, 50.0, 100.0], [0.0, 0.5, 0.6, 1.0]), False),
+    "gaps": (with_gaps(401), False),
+    "gaps of whole numbers": (with_gaps(101), True),
     "whole numbers": ((np.arange(0.0, 101.0), np.sqrt(np.linspace(0.04, 1.0, 101))), True),
 }
 
