@@ -617,7 +617,7 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
     more = ["table", "count", "margin_95"] if is_tables else ["weight", *_coverages(card).values()]
     histograms: list[Any] = []
     for part in manifest.tables.values() or (manifest,):  # of several, the rows come last
-        sample = read_sample(shards, part, [*names, *more])
+        sample = read_sample(shards, part, [*names, *more], card)
         if is_tables:
             histograms, pairs = read_tables(card, sample)[:MAX_COLUMNS], None
         else:
