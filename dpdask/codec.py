@@ -746,7 +746,10 @@ def _say_limits(type_: pa.DataType, most: float = 0.0) -> tuple[str, str]:
     if is_span(type_):
         coarser = {"ns": "duration[ms]", "us": "duration[ms]", "ms": "duration[s]"}.get(type_.unit)
         return f"{what} ({name_unit(type_)})", f"store it as {coarser or 'whole days'}"
-    return what, "list its values as levels, or store it in a larger unit, such as thousands"
+    return (
+        what,
+        "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)",
+    )
 
 
 def _count(type_: pa.DataType) -> pa.DataType:

@@ -411,7 +411,7 @@ def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet
 
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
-LARGER = "list its values as levels, or store it in a larger unit, such as thousands"
+LARGER = "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)"
 CORRECT = "correct the file's type"
 
 
