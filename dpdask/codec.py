@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Int32s
 from dpdask.conditions import Level
+from dpdask.domains import read_text
 from dpdask.errors import DataError
 from dpdask.schema import Bound, Column, Outside
 
@@ -55,11 +56,20 @@ class LevelCodec:
     # The code that replaces every value outside the levels: the code of null or of another level.
     # None: such values are refused.
     instead: int | None = None
+    # Of a column of bytes that are texts: their encoding, and the levels as bytes of the column's
+    # type. `levels` are the texts.
+    encoding: str = ""
+    encoded: pa.Array | None = None
 
     @property
     def type(self) -> pa.DataType:
         """The column's Arrow type."""
-        return self.levels.type
+        return self.own.type
+
+    @property
+    def own(self) -> pa.Array:
+        """The levels as values of the column's type."""
+        return self.levels if self.encoded is None else self.encoded
 
     @property
     def nulls(self) -> bool:
@@ -70,6 +80,12 @@ class LevelCodec:
     def n_levels(self) -> int:
         """How many levels there are, null included."""
         return len(self.levels)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The `levels` as a card has them, and the `encoding` of bytes."""
+        encoding = {"encoding": self.encoding} if self.encoding else {}
+        return {"levels": self.levels.to_pylist(), **encoding}
 
     def encode(self, array: pa.Array) -> Int32s:
         """Return the code of each value.
@@ -106,13 +122,15 @@ class LevelCodec:
         return int(self._look_up(array).null_count) - (0 if self.nulls else int(array.null_count))
 
     def read_keys(self, array: pa.Array) -> pa.Array:
-        """Return the values, whatever the levels are, with null for a date that no calendar and so no schema has: plain, or as a dictionary that is encoded already."""
+        """Return the values, whatever the levels are, with null for what no schema has, dates that no calendar has and bytes that are no text: plain, or as a dictionary that is encoded already."""
         type_ = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         # a null may also stand in a dictionary, where it is not counted
         if type_ != self.type or (type_ != array.type and array.dictionary.null_count):
             array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
             raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
+        if self.encoding:
+            return read_texts(array, self.encoding)
         if pa.types.is_date(type_):
             array = _plain(array, self.name, self.type)
             low, high = (pa.scalar(int(day), pa.int32()) for day in find_limits(type_))
@@ -129,7 +147,7 @@ class LevelCodec:
             return pa.array(values.astype(self.type.to_pandas_dtype()), type=self.type)
         if self.numbers is not None:
             return pa.array(self.numbers[codes])
-        return _comparable(self.levels).take(pa.array(codes)).cast(self.type)
+        return _comparable(self.own).take(pa.array(codes)).cast(self.type)
 
     @property
     def numbers(self) -> NDArray[np.floating] | None:
@@ -170,7 +188,7 @@ class LevelCodec:
 
     def _look_up(self, array: pa.Array) -> pa.Array:
         """Return the codes of any values, null for a value that is not a level."""
-        return pc.index_in(_comparable(array), value_set=_comparable(self.levels))
+        return pc.index_in(_comparable(array), value_set=_comparable(self.own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +365,13 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
     """Return the codec of one privatised column."""
     if pa.types.is_timestamp(type_):
         _check_zone(name, type_)
+    if is_bytes(type_) and column.encoding is None:
+        what = f"its type is {type_}, and the schema does not say which texts these bytes are"
+        hint = "declare `encoding: utf-8` and texts as levels, or keep or drop it"
+        raise DataError(what, f"column {name!r}", hint)
+    if column.encoding is not None and not is_bytes(type_):
+        what = f"an encoding is declared, and its type {type_} does not hold bytes"
+        raise DataError(what, f"column {name!r}", "remove `encoding`, or correct the file's type")
     return (
         _level_codec(name, column, type_)
         if column.has_levels
@@ -366,9 +391,9 @@ def _check_zone(name: str, type_: pa.DataType) -> None:
 
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
-    levels = _convert_type(name, column.listed, type_)
+    levels = _convert_type(name, column.listed, type_ if column.encoding is None else pa.string())
     if column.nulls == "level":
-        levels = pa.concat_arrays([pa.nulls(1, type_), levels])
+        levels = pa.concat_arrays([pa.nulls(1, levels.type), levels])
     instead = {
         "null": 0,
         "other": None
@@ -380,7 +405,28 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
         levels=levels,
         ordered=column.kind == "discrete",
         instead=instead.get(str(column.outside)),
+        encoding=column.encoding or "",
+        encoded=column.encoding and _write_texts(name, levels, column.encoding, type_),
     )
+
+
+def _write_texts(name: str, texts: pa.Array, encoding: str, type_: pa.DataType) -> pa.Array:
+    """Return texts as bytes of a type."""
+    try:
+        return pa.array([text and text.encode(encoding) for text in texts.to_pylist()], type_)
+    except pa.ArrowInvalid:
+        what = f"a level does not have the {type_.byte_width} bytes of its type {type_}"
+        hint = 'fill it up as the file does, with spaces or, as in "a\\0", with zeros'
+        raise DataError(what, f"column {name!r}", hint) from None
+
+
+def read_texts(array: pa.Array, encoding: str) -> pa.Array:
+    """Return the texts that bytes are; null for bytes that are none."""
+    found = array
+    if not pa.types.is_dictionary(array.type):
+        found = array.cast(pa.large_binary()).dictionary_encode()
+    texts = [read_text(value, encoding) for value in found.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(found.indices)
 
 
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
@@ -411,7 +457,7 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
         high = _EXACT_DIGITS / 10.0**codec.type.scale
         low = -high
     if not (low <= bounds[0] and bounds[1] <= high):
-        what, mend = _say_limits(codec.type)
+        what, mend = _say_limits(codec.type, max(map(abs, bounds)))
         raise DataError(
             f"its bounds reach beyond {what}",
             f"column {codec.name!r}",
@@ -502,6 +548,12 @@ def is_text(type_: pa.DataType) -> bool:
     return any(check(type_) for check in checks)
 
 
+def is_bytes(type_: pa.DataType) -> bool:
+    """Return whether a type holds bytes, which may be texts."""
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(check(type_) for check in (*checks, pa.types.is_fixed_size_binary))
+
+
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
     """Return declared values in a column's own type; rounding (as of 0.1 to float32) is no error."""
     fits = {
@@ -586,6 +638,8 @@ def _comparable(array: pa.Array) -> pa.Array:
         return pc.add(array.cast(pa.float64()), 0.0)
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
+    if pa.types.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
     if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
         return array.cast(pa.decimal128(array.type.precision, array.type.scale))
     return array
@@ -665,15 +719,17 @@ def say_number(number: float, type_: pa.DataType | None = None) -> str:
     return f"{number:,.0f}" if is_whole and abs(number) < 1e15 else short
 
 
-def _say_limits(type_: pa.DataType) -> tuple[str, str]:
-    """Return the limits of a type in words, and how to store numbers beyond them."""
+def _say_limits(type_: pa.DataType, most: float = 0.0) -> tuple[str, str]:
+    """Return the limits of a type in words, and how to store numbers beyond them, of which the public one that lies farthest from 0 may be known."""
     if pa.types.is_floating(type_):
         return "±2**1021, where differences overflow", "store it in a larger unit"
     if pa.types.is_decimal(type_):
-        most = find_limits(type_)[1]
+        digits = math.floor(math.log10(_EXACT_DIGITS / most)) if most else max(type_.scale - 1, 0)
+        mend = "with fewer digits after the point" if most <= 0 else f"as decimal128(16, {digits})"
+        limit = f"±{find_limits(type_)[1]:,.{max(type_.scale, 0)}f}"
         return (
-            f"±{most:,.{max(type_.scale, 0)}f}, up to which all digits of {type_} are exact",
-            "store it with fewer digits after the point",
+            f"{limit}, up to which all digits of {type_} are exact",
+            f"store it {mend if 0 <= digits < type_.scale else 'in a larger unit'}",
         )
     if pa.types.is_time(type_):
         return f"one day, in {tell_unit(type_)}", "count from midnight"
@@ -686,9 +742,13 @@ def _say_limits(type_: pa.DataType) -> tuple[str, str]:
             f"{first + _ONE_DAY} to {last - _ONE_DAY}, the whole days that {type_} counts exactly",
             "store it as timestamp[ms]",
         )
+    what = "±2**53, where whole numbers are no longer exact"
+    if is_span(type_):
+        coarser = {"ns": "duration[ms]", "us": "duration[ms]", "ms": "duration[s]"}.get(type_.unit)
+        return f"{what} ({name_unit(type_)})", f"store it as {coarser or 'whole days'}"
     return (
-        "±2**53, where whole numbers are no longer exact",
-        "store it in a larger unit (times: microseconds in place of nanoseconds)",
+        what,
+        "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)",
     )
 
 

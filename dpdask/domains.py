@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +55,37 @@ def list_levels(text: str) -> list[Level]:
     if high - low >= MAX_LISTED:
         raise ValueError(N_LEVELS.format(MAX_LISTED))
     return [*range(low, high + 1)]
+
+
+def check_encoding(encoding: str, levels: Iterable[object]) -> None:
+    """Check that the levels are texts that an encoding has; a ValueError if not."""
+    try:
+        "".encode(encoding)
+    except (LookupError, ValueError):
+        what = f"the encoding {encoding!r} is not known; write utf-8, latin-1 or another name of Python's"
+        raise ValueError(what) from None
+    for level in levels:
+        if not isinstance(level, str):
+            raise ValueError("`encoding` belongs to a categorical column whose levels are texts")  # noqa: TRY004 - pydantic collects ValueErrors
+        if read_text(write_text(level, encoding) or b"", encoding) != level:
+            raise ValueError(f"not all levels can be written in {encoding}; correct one of the two")
+
+
+def write_text(text: str, encoding: str) -> bytes | None:
+    """Return the bytes of a text; None if the encoding does not have it."""
+    try:
+        return text.encode(encoding)
+    except UnicodeError:
+        return None
+
+
+def read_text(data: bytes | None, encoding: str) -> str | None:
+    """Return the text that is written by just these bytes; None if there is none."""
+    try:
+        text = None if data is None else data.decode(encoding)
+    except UnicodeError:
+        return None
+    return text if text is None or write_text(text, encoding) == data else None
 
 
 def with_other(data: Mapping[str, Any]) -> Mapping[str, Any]:

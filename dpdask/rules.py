@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
-from dpdask.codec import codec_for, convert_bounds, is_dated
+from dpdask.codec import codec_for, convert_bounds, is_bytes, is_dated
 from dpdask.conditions import Rule
 from dpdask.documents import suggest
 from dpdask.errors import DataError, SpecError
@@ -523,7 +523,8 @@ class _Reader:
         """Return a value as the column's type compares it."""
         kind, text = self._take("text", "number", "word")
         codec = self._cells[name].codec
-        is_text = pa.types.is_string(codec.type) or pa.types.is_large_string(codec.type)
+        is_coded = codec.has_levels and is_bytes(codec.type)
+        is_text = pa.types.is_string(codec.type) or pa.types.is_large_string(codec.type) or is_coded
         known = kind == "word" and text.lower() in ("true", "false")
         fits = kind == "text" if is_text else known == pa.types.is_boolean(codec.type)
         is_time = is_dated(codec.type) or pa.types.is_time(codec.type)
@@ -533,6 +534,8 @@ class _Reader:
                 raise ValueError
             if pa.types.is_time(codec.type):  # of which Arrow reads no texts
                 found = pa.scalar(dt.time.fromisoformat(text), codec.type)
+            elif is_coded:
+                found = pa.scalar(text.encode(codec.encoding), pa.large_binary())
             elif kind != "number":
                 found = pa.scalar(text).cast(codec.type)
             else:
@@ -544,7 +547,8 @@ class _Reader:
         except (ValueError, pa.ArrowException):
             wanted = "a text in quotes" if is_text else f"a value of the type {codec.type}"
             raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", _WRITE) from None
-        if codec.has_levels and sign == "=" and not _flags(pc.equal(codec.levels, found)).any():
+        own = codec.own if is_coded else codec.levels
+        if codec.has_levels and sign == "=" and not _flags(pc.equal(own, found)).any():
             where = f"`where`, column {name!r}"
             raise SpecError("a value is none of its levels", where, "give some of its levels")
         return found

@@ -38,6 +38,7 @@ from dpdask.domains import (
     MAX_LISTED,
     N_LEVELS,
     RANGE,
+    check_encoding,
     find_named,
     list_levels,
     with_other,
@@ -50,6 +51,7 @@ Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Outside = Literal["clip", "null", "other", "refuse"]
 
 _LONGEST_SHOWN = 60  # characters of a level that a message names
+_OF_PRIVATE = "kind", "levels", "found", "bounds", "atoms", "outside", "other", "encoding"
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
 _QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
@@ -100,7 +102,7 @@ def _as_bounds(value: object) -> object:
         for bound in value
     ):
         raise ValueError(
-            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, or, if it holds floats, write the bound as in 1.0e+16"
+            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, list its values as levels, or, if it holds floats, write the bound as in 1.0e+16"
         )
     return tuple(value)
 
@@ -220,7 +222,10 @@ class Column(Document):
     `timestamp[us]`…). Needed only for CSV, and for columns in the names of folders
     (`key=value`).
     """
-
+    encoding: str | None = None
+    """The encoding, such as `utf-8`, of a categorical column whose type is bytes (`binary` and the like)
+    and whose values are texts. Levels are texts; what is released are bytes again.
+    """
     constant: bool = False
     """Whether all rows of a person agree in the column, so that it belongs to the person: of a table
     of persons' rows (`persons` of the mechanisms `copula` and `marginals`).
@@ -241,8 +246,7 @@ class Column(Document):
         written: dict[str, Any] = plain(self)
         usual = {
             "outside": None if self.role != "privatise" else _usual(written),
-            "other": None,
-            "found": None,
+            **dict.fromkeys(("other", "found", "encoding")),
             "constant": False,
         }
         if self.discovers:
@@ -254,11 +258,7 @@ class Column(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.role != "privatise":
-            given = [
-                key
-                for key in ("kind", "levels", "found", "bounds", "atoms", "outside", "other")
-                if getattr(self, key) is not None
-            ]
+            given = [key for key in _OF_PRIVATE if getattr(self, key) is not None]
             given += ["constant"] if self.constant else []
             if given:
                 raise ValueError(
@@ -304,6 +304,8 @@ class Column(Document):
             _check_increasing("levels", self.levels or ())
         elif self.kind == "mixed":
             _check_increasing("atoms", self.atoms or ())
+        if self.encoding is not None:
+            check_encoding(self.encoding, self.listed or (None,))
         if self.bounds is not None:
             self._check_bounds(*map(_position, self.bounds))
         self._check_outside()

@@ -95,6 +95,8 @@ def as_array(values, type_):
         return (whole.cast(pa.date32()) if pa.types.is_date(type_) else whole).cast(type_)
     if type_ in SPANS:
         return pa.array(values, pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_)
+    if pa.types.is_dictionary(type_):
+        return as_array(values, type_.value_type).dictionary_encode()
     return pa.array(values, type=type_)
 
 

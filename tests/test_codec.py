@@ -2,6 +2,7 @@
 
 import datetime as dt
 import pickle
+import re
 import traceback
 from decimal import Decimal
 
@@ -238,6 +239,72 @@ def test_other_values_are_refused_without_a_data_value(codec, array, what):
     assert [secret for secret in SECRETS if secret in surfaces] == []
 
 
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2)]
+TWO_BYTES = {"utf-8": ["é", "a\0", "zz"], "latin-1": ["éé", "a "], "utf-16-le": ["é", "a"]}
+
+
+@pytest.mark.parametrize("encoding", TWO_BYTES)
+@pytest.mark.parametrize("type_", BYTES, ids=str)
+def test_texts_in_bytes_are_levels_and_come_back_as_the_bytes_that_they_were(type_, encoding):
+    texts = [*TWO_BYTES[encoding], None]
+    array = pa.array([text and text.encode(encoding) for text in texts], type_)
+    bad = pa.array([b"\xff\xd8"], type_)  # of latin-1 the text "ÿØ"
+    codec = make(type_, levels=texts[:-1], encoding=encoding, nulls="level")
+    encoded = [array] if array.type == pa.binary_view() else [array, array.dictionary_encode()]
+    for stored in encoded:
+        assert codec.encode(stored).tolist() == [*range(1, len(texts)), 0]
+        assert codec.read_keys(stored).to_pylist() == texts
+    back = codec.decode(codec.encode(array))
+    back.validate(full=True)
+    assert back.equals(array)
+    assert codec.told == {"levels": [None, *texts[:-1]], "encoding": encoding}
+    assert codec.read_keys(bad).to_pylist() == ["ÿØ" if encoding == "latin-1" else None]
+    assert OUTSIDE in refusal(codec.encode, bad).what
+    for outside in ({"outside": "null"}, {"other": texts[0], "outside": "other"}):
+        lenient = make(type_, levels=texts[:-1], encoding=encoding, nulls="level", **outside)
+        assert lenient.encode(bad).tolist() == [int("other" in outside)]
+        assert lenient.n_outside(bad) == 1
+
+
+@pytest.mark.parametrize("type_", BYTES, ids=str)
+@pytest.mark.parametrize("declared", [{"levels": ["aa"]}, {}, {"bounds": (0, 1)}], ids=str)
+def test_bytes_without_an_encoding_are_refused_with_the_key_to_declare(type_, declared):
+    error = refusal(make, type_, **declared)
+    assert error.what.startswith(f"its type is {type_}, and the schema does not say which texts")
+    assert "declare `encoding: utf-8`" in error.hint
+
+
+def test_an_encoding_of_what_is_no_bytes_and_a_level_of_another_width_are_refused():
+    for type_ in (TEXT, INT, pa.list_(pa.binary())):
+        assert "does not hold bytes" in refusal(make, type_, levels=["a"], encoding="utf-8").what
+    error = refusal(make, pa.binary(2), levels=["é", "a"], encoding="utf-8")
+    assert "a level does not have the 2 bytes of its type" in error.what
+    assert make(pa.binary(2), levels=["é", "a\0"], encoding="utf-8").n_levels == 2
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [
+        ({"levels": ["a"], "encoding": "utf8x"}, "the encoding 'utf8x' is not known"),
+        ({"levels": ["a"], "encoding": "hex"}, "the encoding 'hex' is not known"),
+        ({"levels": ["a", "€"], "encoding": "latin-1"}, "not all levels can be written in latin-1"),
+        ({"levels": [1], "encoding": "utf-8"}, "whose levels are texts"),
+        ({"levels": "discover", "other": -1, "encoding": "utf-8"}, "whose levels are texts"),
+        ({"bounds": (0, 1), "kind": "continuous", "encoding": "utf-8"}, "whose levels are texts"),
+        ({"role": "keep", "kind": None, "encoding": "utf-8"}, "belongs to a privatised column"),
+    ],
+)
+def test_encodings_that_no_level_can_have_are_refused(declared, what):
+    with pytest.raises(SpecError, match=what):
+        Column(**{"role": "privatise", "kind": "categorical", **declared})
+
+
+def test_a_column_without_an_encoding_is_written_as_before():
+    column = {"role": "privatise", "kind": "categorical", "levels": ("a",)}
+    assert "encoding" not in Column(**column).model_dump()
+    assert Column(**column, encoding="utf-8").model_dump()["encoding"] == "utf-8"
+
+
 NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct the file's type"
 
 
@@ -263,7 +330,6 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
                 (DAY, 1),
                 (MOMENTS["ns"], dt.date(9999, 1, 1)),
                 (pa.time32("s"), 1),
-                (pa.binary(), "a"),
                 (pa.list_(TEXT), "a"),
                 (pa.null(), 1),
             ]
@@ -345,7 +411,7 @@ def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet
 
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
-LARGER = "store it in a larger unit (times: microseconds in place of nanoseconds)"
+LARGER = "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)"
 CORRECT = "correct the file's type"
 
 
@@ -356,12 +422,21 @@ CORRECT = "correct the file's type"
         (UNSIGNED, [0, 2.0**53], [-(2.0**60), 5], LARGER),
         (FLOAT, [-(2.0**1021), 2.0**1021], [0, 1.7e308], "store it in a larger unit"),
         *(
-            (type_, [-most, most], [0, 2**51], "store it with fewer digits after the point")
-            for type_, most in (
-                (CENTS, 2**50 / 100),
-                (pa.decimal128(5, 2), 999.99),
-                (pa.decimal32(3, 0), 999),
-                (pa.decimal256(60, 30), 1e-15),
+            (type_, [-most, most], beyond, f"store it {mend}")
+            for type_, most, beyond, mend in (
+                (CENTS, 2**50 / 100, [-(10**14), 5], "as decimal128(16, 1)"),
+                (CENTS, 2**50 / 100, [0, 2**51], "in a larger unit"),
+                (pa.decimal128(5, 2), 999.99, [0, 10**14], "as decimal128(16, 1)"),
+                (pa.decimal32(3, 0), 999, [0, 2**51], "in a larger unit"),
+                (pa.decimal256(60, 30), 1e-15, [0, 10**6], "as decimal128(16, 9)"),
+            )
+        ),
+        *(
+            (pa.duration(unit), [-(2**53), 2**53], [0, 2.0**60], f"store it as {coarser}")
+            for unit, coarser in (
+                ("ns", "duration[ms]"),
+                ("us", "duration[ms]"),
+                ("ms", "duration[s]"),
             )
         ),
         *((type_, [FIRST, LAST], [0, 2_932_897], CORRECT) for type_ in (DAY, pa.date64())),
@@ -394,6 +469,40 @@ def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(type_, inside,
     error = refusal(make, type_, bounds=beyond)
     assert error.what.startswith("its bounds reach beyond ")
     assert error.hint == f"narrow the bounds, or {mend}"
+
+
+FAR = {  # a public bound beyond what is exact, and the value of it; of times of a day there is none
+    **dict.fromkeys((INT, UNSIGNED, pa.duration("us"), pa.duration("ms")), (2.0**60, 2**60)),
+    **{MOMENTS[unit]: (dt.date(2260, 1, 1), dt.date(2260, 1, 1)) for unit in ("us", "ns")},
+    pa.duration("ns"): (2.0**54, None),  # no value is so long
+    pa.decimal128(38, 6): (10**12, 10**12),
+    pa.decimal256(70, 20): (10**12, 10**12),
+}
+
+
+@pytest.mark.parametrize("type_", FAR, ids=str)
+def test_the_way_on_that_a_number_beyond_is_answered_with_leads_on(type_):
+    bound, value = FAR[type_]
+    low = dt.date(2000, 1, 1) if isinstance(bound, dt.date) else 0
+    error = refusal(make, type_, bounds=(low, bound))
+    found = re.search(r"store it as (\w+)(?:\[(\w+)\]|\((\d+), (\d+)\))", error.hint)
+    if pa.types.is_integer(type_):
+        assert "list its values as levels" in error.hint
+        levels = [value - 1, value, value + 1]
+        assert make(type_, levels=levels).encode(pa.array(levels, type_)).tolist() == [0, 1, 2]
+    else:
+        name, unit, *digits = found.groups()
+        coarser = getattr(pa, name)(*([unit] if unit else map(int, digits)))
+        make(coarser, bounds=(low, bound // 1000 if name == "duration" else bound))
+    if value is not None:
+        whole = pa.types.is_integer(type_) or pa.types.is_duration(type_)
+        given = pa.array([value]).cast(type_) if whole else as_array([value], type_)
+        assert refusal(make(type_).encode, given).hint.endswith(", or declare bounds")
+
+
+def test_seconds_beyond_what_is_exact_are_answered_with_days():
+    error = refusal(make, pa.duration("s"), bounds=(0, 2.0**54))
+    assert error.hint == "narrow the bounds, or store it as whole days"
 
 
 @pytest.mark.parametrize("bound", [2**53 + 1, -(2**53) - 1, 10**20 + 1])

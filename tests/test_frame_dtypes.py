@@ -271,12 +271,14 @@ def test_a_column_of_nulls_alone_has_the_type_that_is_declared(column, types):
     assert set(released["x"].dropna()) <= set(column.get("levels", released["x"].dropna()))
 
 
-def test_a_private_column_of_views_is_refused_before_it_is_counted():
+@pytest.mark.parametrize("type_", [pa.string_view(), pa.binary_view()])
+def test_a_private_column_of_views_is_refused_before_it_is_counted(type_):
     """Arrow takes no rows of a view, which came out where the rows were transformed, after ε was spent. Dask holds no views."""
-    column = {"kind": "categorical", "levels": ["a", "b"]}
-    view = pd.Series(pd.arrays.ArrowExtensionArray(pa.array(["a", "b"] * 200, pa.string_view())))
+    encoding = {"encoding": "utf-8"} if type_ == pa.binary_view() else {}
+    column = {"kind": "categorical", "levels": ["a", "b"], **encoding}
+    view = pd.Series(pd.arrays.ArrowExtensionArray(pa.array(["a", "b"] * 200, type_)))
     table, made = pd.DataFrame({"x": view, "kept": 0}), dip(column)
-    refused = r"^column 'x': no released rows can be made of the type string_view; make plain texts .* by frame\['x'\] = frame\['x'\]\.to_list\(\)$"
+    refused = r"^column 'x': no released rows can be made of the type (string|binary)_view; make plain values .* by frame\['x'\] = frame\['x'\]\.to_list\(\)$"
     for each in (made.fit, made.plan):
         with pytest.raises(dpdask.DataError, match=refused):
             each(table)

@@ -480,7 +480,7 @@ class OpenedCells(JointCells):
 
     def _read_cells(self) -> tuple[pd.DataFrame, dict[str, DateScale]]:
         """Return the released points, dates on a line as numbers, and how these count them."""
-        cells, columns = self.to_pandas(), self.content["columns"]
+        cells, columns = self._read_rows(self._types.names), self.content["columns"]
         scales = find_scales(cells[[name for name in columns if "edges" in columns[name]]])
         numbers = {name: scale.to_numbers(cells[name]) for name, scale in scales.items()}
         return cells.assign(**numbers), scales

@@ -21,7 +21,7 @@ from dpdask.analysis.results import N_BINS, NO_LINE, Query, clip_to, plot_all
 from dpdask.analysis.results import Result as Result
 from dpdask.analysis.subset import Derived, Subset
 from dpdask.arrays import Ends, Floats
-from dpdask.codec import count_spans, is_dated, is_real, is_span
+from dpdask.codec import count_spans, is_bytes, is_dated, is_real, is_span, read_texts
 from dpdask.documents import suggest
 from dpdask.engine.lazy import read_frame, read_shards, record_frame
 from dpdask.engine.source import Frame
@@ -196,10 +196,21 @@ class OpenedRelease:
     def _read_rows(self, names: Sequence[str]) -> pd.DataFrame:
         """Return released columns, and those that are made of them."""
         if not self.derived.keys() & set(names):
-            return read_shards(self.folder, self.shards, list(names))
-        rows = read_shards(self.folder, self.shards, self._sources(names))
+            return self._load(self.shards, list(names))
+        rows = self._load(self.shards, self._sources(names))
         made = {name: self.derived[name].of_rows(rows) for name in names if name in self.derived}
         return rows.assign(**made)[list(names)]
+
+    def _load(self, shards: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+        """Return columns of shards, with texts in place of the bytes that a card says are texts."""
+        rows, held = read_shards(self.folder, shards, names), read_schema(self.folder, shards[0])
+        for name in names:
+            encoding = self.content["columns"].get(name, {}).get("encoding")
+            if encoding and is_bytes(held.field(name).type):  # tables of counts have texts
+                rows[name] = read_texts(
+                    pa.array(rows[name], pa.large_binary()), encoding
+                ).to_pandas()
+        return rows
 
     def _sources(self, names: Sequence[str]) -> list[str]:
         """Return columns, each that is made of others replaced by these."""

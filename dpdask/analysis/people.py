@@ -333,7 +333,7 @@ class OpenedPersons(OpenedPoints):
             own = name in self._told["parents"]
             columns = [name] if own else [self.key, name]
             if own:
-                frame = read_shards(self.folder, self.person_shards, columns)
+                frame = self._load(self.person_shards, columns)
             else:
                 frame = self._read_numbers(columns)
                 self._cells[self.key] = frame[self.key].to_numpy()

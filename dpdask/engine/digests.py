@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.arrays import Words, freeze_class
+from dpdask.codec import is_bytes
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
@@ -128,7 +129,7 @@ def hash_batch(
 
 def _write(array: Any) -> Any:
     """Return values as texts; nulls are unlike any value."""
-    if pa.types.is_nested(array.type) or pa.types.is_binary(array.type):
+    if pa.types.is_nested(array.type) or is_bytes(array.type):
         texts = pa.array([None if each is None else repr(each) for each in array.to_pylist()])
         written = texts.cast(pa.large_string())
     else:

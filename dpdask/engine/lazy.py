@@ -167,7 +167,7 @@ def _make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
     for name in released.columns:
         codec, dtype = work.view.own.get(name), released[name].dtype
         if codec is not None and codec.has_levels and isinstance(dtype, pd.CategoricalDtype):
-            levels = codec.levels.drop_null().to_pandas()
+            levels = codec.own.drop_null().to_pandas()
             dtype = pd.CategoricalDtype(levels, ordered=codec.ordered)
             released[name] = released[name].astype(dtype)
             continue

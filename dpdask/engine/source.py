@@ -392,7 +392,7 @@ def find_types(frame: Frame, schema: Schema | None = None) -> pa.Schema:
     Privacy
     -------
     Of a column of Python objects in a pandas frame, the first value that is no null decides whether
-    it holds dates, times of a day, truth values or texts; only which of them it is, and nothing else of it, is
+    it holds dates, times of a day, truth values, bytes or texts; only which of them it is, and nothing else of it, is
     looked at. Values of other types are found where the rows are counted.
     """
     meta, types = find_meta(frame), {}
@@ -416,7 +416,7 @@ def _find_arrow_type(column: pd.Series) -> pa.DataType:
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
-    """Return the Arrow type of a column of Python objects: dates and times, as pandas makes them of `date32` and `time64`, truth values beside nulls, or texts.
+    """Return the Arrow type of a column of Python objects: dates and times, as pandas makes them of `date32` and `time64`, truth values beside nulls, bytes, or texts.
 
     Where every row is null, the declaration decides; it may be numbers then.
     """
@@ -434,6 +434,8 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
             return pa.int64() if whole else pa.float64()
     if type(example) in (dt.date, dt.time):
         return pa.date32() if type(example) is dt.date else pa.time64("us")
+    if isinstance(example, bytes) or (example is None and declared and declared.encoding):
+        return pa.binary()
     return pa.bool_() if isinstance(example, bool) else pa.string()
 
 

@@ -128,10 +128,11 @@ def _check_released_dtypes(meta: pd.DataFrame, schema: Schema) -> None:
     for name in schema.privatised:
         dtype = meta[name].dtype
         arrow = dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else pa.null()
-        if pa.types.is_string_view(arrow.value_type if pa.types.is_dictionary(arrow) else arrow):
+        plain_type = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+        if pa.types.is_string_view(plain_type) or pa.types.is_binary_view(plain_type):
             what = f"no released rows can be made of the type {arrow}"  # Arrow takes no rows of its views
             plain = f"frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
-            hint = f"make plain texts of it before `fit`, by {plain}"
+            hint = f"make plain values of it before `fit`, by {plain}"
             raise DataError(what, f"column {name!r}", hint)
 
 

@@ -215,9 +215,10 @@ def code_sides(
                 dates.add(name)
             continue
         keys = [[level_key(value) for value in values] for values in pair]
-        known = dict.fromkeys(
-            map(level_key, column["levels"]) if "levels" in column else keys[0] + keys[1]
-        )
+        listed = column.get("levels", ())
+        if "encoding" in column:  # the values are bytes
+            listed = [level and level.encode(column["encoding"]) for level in listed]
+        known = dict.fromkeys(map(level_key, listed) if listed else keys[0] + keys[1])
         if len(known) > MOST_LEVELS:
             left_out.append(name)
             continue

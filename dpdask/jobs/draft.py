@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for, is_dated, is_span, is_text
+from dpdask.codec import codec_for, is_bytes, is_dated, is_span, is_text
 from dpdask.conditions import Level
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.domains import DISCOVER, MAX_LEVELS
@@ -169,10 +169,12 @@ def _propose(column: FoundColumn) -> list[str]:
         return []
     if names_identifier(column.name):
         return []
-    is_text_, is_code = type_ is not None and is_text(type_), bool(_CODE.search(name))
+    is_text_ = type_ is not None and (is_text(type_) or is_bytes(type_))
+    is_code = bool(_CODE.search(name))
     is_whole = type_ is not None and pa.types.is_integer(type_)
-    listed = _find_rule(_TEXTS, name) or f"{DISCOVER}, other: other"
-    text = f"kind: categorical, levels: {listed}"
+    fixed = type_ is not None and pa.types.is_fixed_size_binary(type_)  # of as many bytes each
+    listed = _find_rule(_TEXTS, name) or f"{DISCOVER}, other: {'TODO' if fixed else 'other'}"
+    text = f"kind: categorical{_declare_encoding(type_)}, levels: {listed}"
     number = f"kind: {_NUMBERS}TODO"
     if type_ is None or is_whole or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
         rules = _ANY_NUMBER | (_WHOLE if is_whole else _FRACTIONS)
@@ -202,15 +204,21 @@ def _can_be_private(type_: pa.DataType) -> bool:
         is_dated,
         is_span,
     )
-    return any(check(type_) for check in checks) or is_text(type_)
+    return any(check(type_) for check in checks) or is_text(type_) or is_bytes(type_)
+
+
+def _declare_encoding(type_: pa.DataType | None) -> str:
+    return ", encoding: utf-8" if type_ is not None and is_bytes(type_) else ""
 
 
 def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> str:
     """Return the kind and the domain of a column that a code list names: numbers and dates in increasing order, or bounds, as `0..120`."""
     where = f"levels of {column.name!r}"
-    type_ = column.type or pa.string()
+    stored = column.type or pa.string()
+    type_, encoding = (pa.string() if is_bytes(stored) else stored), _declare_encoding(stored)
     if len(texts) > MAX_LEVELS or list(texts) == [DISCOVER]:  # the commonest are found
-        return f"categorical, levels: {DISCOVER}, other: {'other' if is_text(type_) else 'TODO'}"
+        other = "other" if is_text(type_) else "TODO"
+        return f"categorical{encoding}, levels: {DISCOVER}, other: {other}"
     if len(texts) == 1 and ".." in texts[0] and not is_text(type_):
         return _declare_bounds(type_, texts[0], where)
     try:
@@ -234,22 +242,23 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> str:
                         "role": "privatise",
                         "kind": kind,
                         "levels": parse_value(shown, where),
+                        **({"encoding": "utf-8"} if encoding else {}),
                     }
                 }
             }
         )
-        codec = codec_for("x", read.columns["x"], type_)
+        codec = codec_for("x", read.columns["x"], stored)
         if not codec.has_levels or codec.levels.to_pylist() != (
             sorted(levels) if ordered else levels
         ):
             raise ValueError("other levels")
     except (SpecError, DataError, ValueError):
         raise SpecError(
-            f"as values of the type {type_} they cannot be declared",
+            f"as values of the type {stored} they cannot be declared",
             where,
             "declare bounds, or store the column in another type",
         ) from None
-    return f"{kind}, levels: {shown}"
+    return f"{kind}{encoding}, levels: {shown}"
 
 
 def _declare_bounds(type_: pa.DataType, text: str, where: str) -> str:

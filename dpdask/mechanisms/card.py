@@ -535,7 +535,7 @@ def _describe_column(schema: Schema, column: Cells) -> Json:
         "nulls": declared.nulls,
     }
     if column.codec.has_levels:
-        return common | {"levels": column.codec.levels.to_pylist()}
+        return common | column.codec.told
     return (
         common
         | tell_domain(declared, column.codec)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents, Named, check_array
 from dpdask.arrays import Ints, freeze_class
-from dpdask.codec import LevelCodec, is_text
+from dpdask.codec import LevelCodec, is_bytes, is_text
 from dpdask.conditions import Level
 from dpdask.domains import MAX_LEVELS
 from dpdask.errors import InputError, SpecError, list_names
@@ -247,7 +247,12 @@ class LevelSearch:
         """Check that the columns hold texts, whole numbers or dates."""
         for name in self.events:
             type_ = columns.codecs[name].type
-            if not (is_text(type_) or pa.types.is_integer(type_) or pa.types.is_date(type_)):
+            if not (
+                is_text(type_)
+                or is_bytes(type_)
+                or pa.types.is_integer(type_)
+                or pa.types.is_date(type_)
+            ):
                 what = f"levels of the type {type_} cannot be found"
                 raise SpecError(what, f"column {name!r}", "list them, or declare bounds")
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.arrays import Floats, Ints, freeze_class
-from dpdask.codec import is_span, say_number
+from dpdask.codec import is_bytes, is_span, read_texts, say_number
 from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest, Shard
@@ -38,13 +38,14 @@ class Sample:
     n_rows: int
 
 
-def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> Sample:
+def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str], card: Card) -> Sample:
     """Return at most `MAX_ROWS` released rows, from at most `MAX_PARTS` row groups: the same release, the same rows.
 
     Parameters
     ----------
     columns
-        The columns to read; those that are not released are left out.
+        The columns to read; those that are not released are left out. Bytes that are texts by the
+        card become texts.
     """
     groups = [
         (shard, group)
@@ -60,9 +61,13 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
             shards, shard, [group for _, group in of_shard], columns, MAX_ROWS // n_parts
         )
     ]
-    return Sample(
-        rows=pa.Table.from_batches(batches) if batches else pa.table({}), n_rows=manifest.n_rows
-    )
+    rows = pa.Table.from_batches(batches) if batches else pa.table({})
+    for place, name in enumerate(rows.column_names):
+        encoding = card.columns[name].details.get("encoding") if name in card.columns else None
+        if encoding and is_bytes(rows[name].type):  # tables of counts have texts
+            texts = [read_texts(chunk, encoding) for chunk in rows[name].chunks]
+            rows = rows.set_column(place, name, pa.chunked_array(texts))
+    return Sample(rows=rows, n_rows=manifest.n_rows)
 
 
 def _read_groups(

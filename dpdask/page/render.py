@@ -624,7 +624,9 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
     histograms: list[Any] = []
     read = []
     for table, part in (manifest.tables or {"released rows": manifest}).items():
-        sample = read_sample(shards, part, [*names, *more])  # of several tables, the rows come last
+        sample = read_sample(
+            shards, part, [*names, *more], card
+        )  # of several tables, the rows come last
         n_read, n_rows = sample.rows.num_rows, sample.n_rows
         what = {"parents": "persons", "children": "rows"}.get(table, table)
         some = f"{n_read:,} of {n_rows:,} {what}, spread evenly over the files"

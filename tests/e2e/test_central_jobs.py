@@ -131,6 +131,8 @@ EVERY_TYPE = {
     "fine_clock": {"kind": "continuous", "bounds": [0, 86_399_999_999], "nulls": "level"},
     "span": {"kind": "continuous", "bounds": [-10, 10**6], "nulls": "level"},
     "zoned": {"kind": "continuous", "bounds": DATES},
+    "bytes": {"kind": "categorical", "levels": ["é", "b"], "encoding": "utf-8", "nulls": "level"},
+    "fixed": {"kind": "categorical", "levels": ["é ", "b "], "encoding": "utf-16-le"},
 }
 EVERY_TYPE = {name: {"role": "privatise", **column} for name, column in EVERY_TYPE.items()}
 
@@ -164,7 +166,12 @@ def every_type(n_rows):
             pa.timestamp("ms", "Europe/Zurich")
         ),
     }
-    return pa.table({**columns, **of_days})
+    texts = rng.choice(["é", "b"], n_rows).tolist()
+    of_bytes = {
+        "bytes": pa.array([each.encode() for each in texts], mask=missing).dictionary_encode(),
+        "fixed": pa.array([(each + " ").encode("utf-16-le") for each in texts], pa.binary(4)),
+    }
+    return pa.table({**columns, **of_days, **of_bytes})
 
 
 @each_mechanism

@@ -163,16 +163,33 @@ LEVELS = {
     **{name: (array.type, array.to_pylist()) for name, array in NUMBERS.items()},
     "decimal128(5, 2)": (pa.decimal128(5, 2), [-999.99, 0.01]),
     "string": (pa.string(), ["", "\U0010ffff"]),
+    **{
+        f"bytes: {type_}": (type_, ["\0a", "é"])
+        for type_ in (
+            *(pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2)),
+            pa.dictionary(pa.int32(), pa.binary()),
+        )
+    },
     "date32": (pa.date32(), [FIRST, LAST]),
     **{f"timestamp[{unit}]": (pa.timestamp(unit), [FIRST, LAST]) for unit in ("ms", "us")},
     "timestamp[ns]": (pa.timestamp("ns"), [dt.date(1678, 1, 1), dt.date(2262, 1, 1)]),
 }
+OTHER_BYTES = [name for name in LEVELS if name.startswith("bytes")][1:]
 NOT_PRIVATE = {
     "int96": ("timestamp[ms]", "timestamp[ns]"),
-    "csv": ("timestamp[ms]", "timestamp[ns]"),
-    "delta": ("uint8", "uint16", "uint32", "uint64", "timestamp[ms]", "timestamp[ns]"),
-    "iceberg": ("uint32", "uint64", "timestamp[ms]", "timestamp[ns]"),
-    "numpy": ("string", "date32", "decimal128(5, 2)"),
+    "csv": ("timestamp[ms]", "timestamp[ns]", *OTHER_BYTES),
+    "delta": (
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "timestamp[ms]",
+        "timestamp[ns]",
+        OTHER_BYTES[3],
+    ),
+    "iceberg": ("uint32", "uint64", "timestamp[ms]", "timestamp[ns]", OTHER_BYTES[3]),
+    "arrow": (OTHER_BYTES[1], OTHER_BYTES[3]),
+    "numpy": ("string", "date32", "decimal128(5, 2)", *OTHER_BYTES),
 }
 
 
@@ -187,7 +204,10 @@ def make(source):
         KEPT[source] | {name: as_array(levels, type_) for name, (type_, levels) in private.items()}
     )
     schema = {name: {"role": "keep"} for name in KEPT[source]}
-    schema |= {name: categorical(levels) for name, (_, levels) in private.items()}
+    schema |= {
+        name: categorical(levels, **({"encoding": "utf-8"} if "bytes" in name else {}))
+        for name, (_, levels) in private.items()
+    }
     return (
         table,
         schema,
@@ -262,6 +282,9 @@ def test_a_job_changes_no_value(source, tmp_path):
 @pytest.mark.parametrize("source", ["arrow", "numpy"])
 def test_a_frame_changes_no_value(source, lazy):
     table, schema, known = make(source)
+    if source == "numpy" and lazy:  # Dask makes texts of Python's bytes
+        table = table.drop(["private bytes: binary"])
+        del schema["private bytes: binary"], known["columns"]["private bytes: binary"]
     given = table.to_pandas(types_mapper=pd.ArrowDtype if source == "arrow" else None)
     frame = dd.from_pandas(given, npartitions=2) if lazy else given
     options = {

@@ -14,6 +14,7 @@ import yaml
 from e2e.helpers import call_cli, charged_kinds, charging_entries, digests, make_ledger, write_job
 from mechanisms.contract import KILLS, Killed
 from scipy import stats
+from strategies import as_array
 
 from dpdask import GaussianCopula
 from dpdask.engine.account import open_ledger
@@ -661,15 +662,26 @@ def test_columns_of_other_types_are_refused_and_cost_nothing(values, error, said
     assert columns_of(job)["code"].discovers
 
 
-@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *(pa.string(), pa.large_string(), pa.string_view()),
+        *(pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())),
+    ],
+)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_an_empty_column_and_every_type_of_text_have_a_list(type_, adjacency, tmp_path):
-    values = ["a"] * 200 + [None] * 50
-    pq.write_table(pa.table({"code": pa.array(values, type_)}), tmp_path / "in.parquet")
-    schema = {"code": {**CODE, "nulls": "level"}}
+    values = ["é"] * 200 + [None] * 50
+    encoding = {}
+    if "binary" in str(type_):  # of a value that is no text, nothing is found
+        values = [value and value.encode() for value in values] + [b"\xff"] * 200
+        encoding = {"encoding": "utf-8"}
+    pq.write_table(pa.table({"code": as_array(values, type_)}), tmp_path / "in.parquet")
+    schema = {"code": {**CODE, **encoding, "nulls": "level"}}
     job = job_of(tmp_path, schema=schema, privacy={**PRIVACY, "adjacency": adjacency})
     find(job)
-    assert columns_of(job)["code"].levels == ("a", "other")
+    assert columns_of(job)["code"].levels == ("é", "other")
+    run_job(load_job(job))
 
 
 def test_a_table_without_any_key_has_an_empty_list(tmp_path):

@@ -377,6 +377,9 @@ def test_a_pattern_turns_on_all_columns_that_no_line_before_it_names(tmp_path):
         (pa.timestamp("us"), ["2020-01-01 12:00:00"], None),
         (pa.float64(), ["nan", "1"], None),
         (pa.decimal128(38, 2), ["12345678901234567890.12"], None),
+        *((type_, ["é", "01"], ["é", "01"]) for type_ in (pa.binary(), pa.binary_view())),
+        (pa.binary(2), ["é", "01"], ["é", "01"]),
+        (pa.binary(2), ["é", "1"], None),
     ],
     ids=str,
 )

@@ -489,5 +489,5 @@ def _describe_domain(schema: Schema, codec: Codec) -> Json:
     declared = schema.columns[codec.name]
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}
     if codec.has_levels:
-        return {"levels": codec.levels.to_pylist()} | outside
+        return codec.told | outside
     return tell_domain(declared, codec) | {"nulls": declared.nulls} | tell_numbers(codec) | outside

@@ -430,7 +430,7 @@ class FittedHistogram(ReleasedCounts):
         frame: pd.DataFrame = self.cell_rows(0, self.n_points).to_pandas()
         for name, column in self.cells().items():
             if column.codec.has_levels:
-                levels = column.codec.levels.drop_null().to_pandas()
+                levels = column.codec.own.drop_null().to_pandas()
                 if not pd.api.types.is_numeric_dtype(levels.dtype) or pd.api.types.is_bool_dtype(
                     levels.dtype
                 ):
