@@ -141,6 +141,10 @@ class InputError(DpdaskError):
     exit_code = 66
 
 
+class RepeatedError(InputError):
+    """Files hold the same rows (exit code 66): that is an exact fact about rows, so a ledger records the refusal of a run."""
+
+
 class MissingError(InputError):
     """A file is not there (exit code 66): a store that refuses or does not answer raises something else."""
 

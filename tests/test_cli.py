@@ -93,6 +93,7 @@ def test_plan_writes_a_page_to_sign(tmp_path):
         "the held-out rows",
         "Ledger: none, so nothing keeps count",
         "no ledger counts them here",
+        "so it is for the steward and the signer",
     ):
         assert text in page
     assert "SHA-256" not in page

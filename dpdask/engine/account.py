@@ -13,7 +13,14 @@ from pydantic import Field
 
 from dpdask.arrays import freeze_class
 from dpdask.documents import Document
-from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
+from dpdask.errors import (
+    BudgetError,
+    DataError,
+    DpdaskError,
+    InternalError,
+    RepeatedError,
+    SpecError,
+)
 from dpdask.privacy.events import Series, compose, epsilon, to_dict
 from dpdask.privacy.ledger_entries import FREE, Balance, Book, Charge, Entry
 
@@ -264,7 +271,8 @@ def settle(error: BaseException, *, drawn: bool, strict: bool) -> Settlement:
     """
     if not isinstance(error, DpdaskError):
         return "keep"
-    if isinstance(error, SpecError | DataError) or (isinstance(error, InternalError) and not drawn):
+    refuses = isinstance(error, SpecError | DataError | RepeatedError)
+    if refuses or (isinstance(error, InternalError) and not drawn):
         return "refuse"
     if isinstance(error, BudgetError):
         return "keep" if drawn else "void"

@@ -147,7 +147,9 @@ def list_tree(folder: Folder) -> list[str]:
 def _list_local(folder: Folder, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         child = folder.child(name)
-        inside = child.names() if "=" in name else []
+        # the files behind a link are not this folder's
+        is_folder = "=" in name and not child.local_path.is_symlink()
+        inside = child.names() if is_folder else []
         yield from (f"{name}/{each}" for each in _list_local(child, inside))
         if not inside:
             yield name

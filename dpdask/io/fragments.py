@@ -25,7 +25,7 @@ import pyarrow as pa
 from fsspec.utils import glob_translate
 
 from dpdask.arrays import freeze_class
-from dpdask.errors import DataError, InputError
+from dpdask.errors import DataError, InputError, RepeatedError
 from dpdask.io import csv, parquet
 from dpdask.io.files import (
     DataFile,
@@ -350,7 +350,7 @@ def check_copies(
         what = f"rows seen again: this file is a copy of {other.name}"
         what += ", which was released" if other.url in known else ""
         hint = "remove it, or, if it holds other rows that happen to be equal, put them into a file with more rows"
-        raise InputError(what, file.name, hint)
+        raise RepeatedError(what, file.name, hint)
 
 
 def find_copies(

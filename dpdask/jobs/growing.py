@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dpdask.engine.compute import Progress
+from dpdask.engine.digests import DIGEST
 from dpdask.engine.source import FileSource
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError, say_count
@@ -160,13 +161,7 @@ class Growth:
         """
         job, kept = self.job, self.read_kept()
         continued = job if kept is None else job.extend(None)
-        opened = open_table(continued, self.state.folder, lambda: self._find(kept, unfinished))
-        public = job.mechanism.public_table
-        versions = {fragment.version for fragment in opened.table.fragments}
-        if kept is not None and public is not None and versions:
-            with suppress(MissingError):  # the first release read it, and it may be gone
-                check_apart(discover_public(public, job.schema), versions)
-        return opened
+        return open_table(continued, self.state.folder, lambda: self._find(kept, unfinished))
 
     def _find(self, kept: Kept | None, unfinished: RunRecord | None) -> InputTable:
         """Return what the next release holds."""
@@ -250,7 +245,14 @@ class Growth:
             self.state.kept.write(kept.advance(table, followed), manifest)
 
     def check_alike(self, opened: JobTable, progress: Progress | None) -> None:
-        """Check that no new file holds the rows of a released one, unless a key tells that, or they are paid for."""
+        """Check that no new file is one of the public table, or holds the rows of a released one, unless a key tells that, or they are paid for."""
+        public, versions = (
+            self.job.mechanism.public_table,
+            {e.version for e in opened.table.fragments},
+        )
+        if public is not None:
+            with suppress(MissingError):  # the first release read it, and it may be gone
+                check_apart(discover_public(public, self.job.schema), versions)
         if self.job.growing.row_key is None and not self.again:
             check_alike(opened.table, opened.work.released.names, progress)
 
@@ -303,8 +305,12 @@ class Growth:
         if self.job.growing.row_key is not None:
             number = len(following.kept.sizes)
             size = replace(size, keys=name_with(number, manifest.to_bytes()))
+            # of units, rows are left out, and how many tells something about them
+            budget = self.job.mechanism.budget
+            bounded = budget is not None and budget.unit_column is not None
+            n_bytes = KEYS_PER_FILE * DIGEST.itemsize if bounded else 0
             for keys in self._list_keys(following):
-                state.kept.write_keys(size, size.n_key_files, keys)
+                state.kept.write_keys(size, size.n_key_files, keys, n_bytes)
                 size = replace(size, n_key_files=size.n_key_files + 1)
         kept = replace(
             following.kept,

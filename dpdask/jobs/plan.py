@@ -422,7 +422,7 @@ def _describe_commit(job: Job, mechanism: Mechanism) -> str:
 
 
 def make_page_of_plan(job: Job, planned: Plan) -> str:
-    """Return the page that people sign before a run: what would be promised, and what to expect; nothing on it comes from a row."""
+    """Return the page that people sign before a run: what would be promised, and what to expect. No row is read for it, but its warnings may tell what footers say of private columns."""
     mechanism, columns = job.mechanism, job.mechanism.declared.columns
     described, left_out = mechanism.description, mechanism.fraction or 0.0
     kept, by_row = {"role": "kept"}, mechanism.spending.row

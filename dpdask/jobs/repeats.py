@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpdask.arrays import Flags, Words, freeze_class
 from dpdask.engine.compute import Progress
 from dpdask.engine.digests import DIGEST, add_key, hash_rows, sum_rows
-from dpdask.errors import InputError, list_names
+from dpdask.errors import InputError, RepeatedError, list_names
 from dpdask.io.fragment import Fragment, count_deleted, pack, unpack
 from dpdask.io.fragments import InputTable
 from dpdask.jobs.spec import Growing
@@ -105,7 +105,7 @@ def check_alike(table: InputTable, columns: Sequence[str], progress: Progress | 
             names = {each.url: each.name for each in (*table.alike, *new)}
             what = f"rows seen again: this file holds the rows of {names[other]}, which was released, in another order or codec"
             hint = "remove its rows from the table; name a `growing.row_key`; or pay for them by `growing: {charge_repeats: true}`"
-            raise InputError(what, names[url], hint)
+            raise RepeatedError(what, names[url], hint)
 
 
 def _sum_files(

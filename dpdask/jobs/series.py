@@ -211,9 +211,9 @@ class KeptFolder:
         """Keep the record that is valid as soon as its manifest is there."""
         self._write(_record_name(len(kept.sizes) - 1, manifest), kept.to_bytes())
 
-    def write_keys(self, size: Size, number: int, keys: NDArray[np.bytes_]) -> None:
-        """Keep some keys of the rows of a release; they count as soon as its record does."""
-        self._write(_key_name(size, number), np.sort(keys).tobytes())
+    def write_keys(self, size: Size, number: int, keys: NDArray[np.bytes_], n_bytes: int) -> None:
+        """Keep some keys of the rows of a release, in a file of at least so many bytes in a store; they count as soon as its record does."""
+        self._write(_key_name(size, number), np.sort(keys).tobytes(), n_bytes)
 
     def read_keys(self, kept: Kept) -> Iterator[NDArray[np.bytes_]]:
         """Yield the keys of all released rows, a file at a time."""
@@ -279,9 +279,10 @@ class KeptFolder:
             )
         return check_run_id(str(about["id"]))
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes, n_bytes: int = 0) -> None:
         key = self._read_key()
-        self.folder.write(name, data if key is None else encrypt(key, name, data), private=True)
+        sealed = data if key is None else encrypt(key, name, data, n_bytes)
+        self.folder.write(name, sealed, private=True)
 
     def _read(self, name: str) -> bytes:
         key = self._read_key()

@@ -63,8 +63,8 @@ class _File:
         beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
         with self._lock:
             try:
-                # no link that another user has made in a folder of all users is followed
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                # in a folder of all users, nothing that another one has made is opened
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
                 with os.fdopen(os.open(beside, flags, 0o644), "w", encoding="utf-8") as file:
                     file.write(self._tell())
                 beside.replace(self._path)

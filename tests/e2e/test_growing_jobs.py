@@ -263,9 +263,12 @@ def test_files_are_checked_against_those_that_were_released(tmp_path, url, sourc
     grow(made, source, range(3))
     before, entries = digests(out), len(open_ledger(url).show("people").entries)
 
-    def refuse(match, error=InputError):
+    def refuse(match, error=InputError, recorded=""):
+        nonlocal entries
         with pytest.raises(error, match=match):
             run_here(made)
+        entries += bool(recorded)  # that a file is a copy is an exact answer about rows
+        assert not recorded or kinds(url)[-1] == recorded
         with pytest.raises(error, match=match):
             raise plan_job(load(made)).refusal or AssertionError
         assert digests(out) == before
@@ -273,10 +276,16 @@ def test_files_are_checked_against_those_that_were_released(tmp_path, url, sourc
         assert not hidden(out).exists()
 
     shutil.copy(source / "day-01.parquet", source / "copy.parquet")
-    refuse(r"copy.parquet: rows seen again: this file is a copy of day-01.parquet")
+    refuse(
+        r"copy.parquet: rows seen again: this file is a copy of day-01.parquet",
+        recorded="refuse",
+    )
     (source / "copy.parquet").rename(tmp_path / "aside")
     shutil.copy(add_day(source, 7), source / "again.parquet")
-    refuse(r"day-07.parquet: rows seen again: this file is a copy of again.parquet; remove it")
+    refuse(
+        r"day-07.parquet: rows seen again: this file is a copy of again.parquet; remove it",
+        recorded="refuse",
+    )
     (source / "day-07.parquet").unlink()
     (source / "again.parquet").unlink()
     (source / "day-01.parquet").rename(source / "moved.parquet")
@@ -616,12 +625,16 @@ def test_each_release_can_be_opened_by_its_card(tmp_path, source, out):
 
 def test_the_public_table_is_no_new_file(tmp_path, monkeypatch):
     source, public = tmp_path / "in", tmp_path / "public"
-    made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)})
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 9.0)
+    made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)}, ledger=at(url))
     add_day(public, 9)
     grow(made, source, range(2))
     shutil.copy(public / "day-09.parquet", source / "day-02.parquet")
+    assert plan_job(load(made)).refusal is None  # whoever fills the public folder could ask and ask
     with pytest.raises(SpecError, match="public table shares a file"):
         run_here(made)
+    assert kinds(url)[-1] == "refuse"
     (source / "day-02.parquet").unlink()
     add_day(source, 2)
 

@@ -1,5 +1,7 @@
 """Rows that are delivered twice: found by their keys in whatever order, codec and file they come."""
 
+import itertools
+
 import dask
 import numpy as np
 import pyarrow as pa
@@ -31,6 +33,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.engine.digests import add_key, hash_batch
 from dpdask.errors import InputError, SpecError
 from dpdask.io.lakes import find_options
+from dpdask.io.storage import Folder
 from dpdask.jobs import growing, repeats
 from dpdask.jobs.plan import plan_job
 
@@ -324,10 +327,11 @@ def test_a_file_that_is_delivered_again_is_found_without_a_key(kind, strict, tmp
     assert result.returncode == InputError.exit_code
     assert "this file holds the rows of" in error_line(result)
     assert "charge_repeats" in error_line(result)
-    assert (rows_in(made), spent(url)) == ([N, N], 1.0)
-    assert (
-        hidden(output(made)).exists() == strict
-    )  # such a run stays charged, as one that finds copies
+    # what a refusal tells is exact, so it is recorded, and a strict ledger charges it
+    assert kinds(url)[-1] == "refuse"
+    assert rows_in(made) == [N, N]
+    assert spent(url) == (pytest.approx(2.0) if strict else 1.0)
+    assert not hidden(output(made)).exists()
     if not strict:
         paying = lake.job(tmp_path / "job", ledger=at(url), growing={"charge_repeats": True})
         run_here(paying)
@@ -415,3 +419,28 @@ def test_the_ledger_is_told_of_a_release_whose_rest_is_removed_by_force(
     assert run_here(made).status == ("nothing new" if growing else "already released")
     assert kinds(url) == ["intend", "commit"] * (2 if growing else 1)
     assert spent(url) == 1.0
+
+
+def test_how_large_a_file_of_keys_is_tells_nothing_of_rows_that_a_bound_leaves_out(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for module in (growing, repeats):
+        monkeypatch.setattr(module, "KEYS_PER_FILE", 600)
+    sizes = {"row": set(), "user": set()}
+    for (unit, found), n_rows in itertools.product(sizes.items(), (100, 590)):
+        place = tmp_path / f"{unit}-{n_rows}"
+        place.mkdir()
+        add_day(place / "in", 0, n_rows=n_rows)
+        made = job(
+            place,
+            place / "in",
+            output__path=f"memory://{place.name}/out",
+            privacy__unit="row" if unit == "row" else BY_USER,
+            growing={"row_key": KEY},
+        )
+        run_here(made)
+        series = Folder(f"memory://{place.name}/out").sibling(".", ".dpdask-series")
+        [name] = [each for each in series.names() if each.startswith("keys-")]
+        found.add(len(series.read(name)))
+    assert [len(found) for found in sizes.values()] == [2, 1]

@@ -292,7 +292,7 @@ def test_a_job_finds_the_levels_that_it_counts(adjacency, unit, tmp_path, table)
     [intend, _] = charging_entries(place["url"], "people")
     assert (intend.charge.epsilon, intend.charge.delta) == (10.0, 1e-6)
     page = (tmp_path / "out/_dpdask/release.html").read_text()
-    assert "bounds, other than the levels of code, number, day that ε covers, do not" in page
+    assert "declared cells, other than the levels of code, number, day that ε covers," in page
 
 
 def test_texts_are_read_as_the_dictionaries_that_the_file_holds(tmp_path, table):

@@ -115,6 +115,11 @@ def test_a_sweep_removes_what_ended_runs_left_and_nothing_else(
     late.write_bytes(b"late")
     foreign = place / "table" / "part-00000-aaaa-c000.snappy.parquet"
     foreign.write_bytes(b"foreign")
+    # a link of somebody else to other files
+    (tmp_path / "elsewhere").mkdir()
+    precious = tmp_path / "elsewhere" / "part-00001-0123456789ab.parquet"
+    precious.write_bytes(b"precious")
+    (place / "table" / "x=1").symlink_to(precious.parent)
     # a folder of somebody else
     (place / ".mine.dpdask").mkdir(mode=0o700)
     (place / ".mine.dpdask" / "notes.txt").write_text("mine")
@@ -130,6 +135,8 @@ def test_a_sweep_removes_what_ended_runs_left_and_nothing_else(
     assert done.returncode == 0
     assert f"{late}: removed" in done.stdout
     assert ".mine.dpdask: stays: this folder has the name of" in done.stdout
+    assert precious.exists()
+    (place / "table" / "x=1").unlink()
     foreign.unlink()
     left = digests(place)
     assert left.pop(".mine.dpdask/notes.txt")

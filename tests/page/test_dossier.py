@@ -322,6 +322,7 @@ def test_of_several_releases_one_is_named_and_all_are_stated(tmp_path):
     code, said = verify(tmp_path / "out", tmp_path / "dossier")
     assert code == 0, said
     assert said.count("to the last digit") == 2
+    assert "not protected: " in said
     add_day(tmp_path / "in", 2)
     run_here(growing_job(tmp_path, tmp_path / "in", insecure_seed=None))
     assert verify(tmp_path / "out", tmp_path / "dossier")[0] == 1  # the statement is of two days

@@ -76,6 +76,7 @@ def test_a_page_of_rows_says_what_was_promised(rows):
     assert "Kept columns are copied, row by row." in text
     assert "columns that depend on each other in the table may show 0.00 here" in text
     assert "Shares of what is released; their margins are not known." in text
+    assert "Page and card may be published" in text
     assert "0 to 1,000, or missing moved to the nearest bound" in text
     assert "vectors of counts" in text
 
@@ -306,7 +307,7 @@ def test_a_page_shows_the_first_columns_and_shards(rows):
 def test_a_bounded_part_of_the_rows_is_read(rows, monkeypatch):
     card, manifest, folder = parts(rows)
     monkeypatch.setattr(sample, "MAX_ROWS", 40)
-    found = sample.read_sample(folder, manifest, ["income", "nowhere"])
+    found = sample.read_sample(folder, manifest, ["income", "nowhere"], card)
     assert (found.rows.column_names, found.rows.num_rows, found.n_rows) == (["income"], 40, 600)
     asked = []
     monkeypatch.setattr(
@@ -318,7 +319,8 @@ def test_a_bounded_part_of_the_rows_is_read(rows, monkeypatch):
         Shard(name=f"{number}", n_rows=3 * ROW_GROUP_ROWS, n_bytes=1, sha256="")
         for number in range(100)
     )
-    sample.read_sample(folder, type(manifest)(job="", shards=shards, card_sha256=""), ["income"])
+    made = type(manifest)(job="", shards=shards, card_sha256="")
+    sample.read_sample(folder, made, ["income"], card)
     assert sum(len(groups) for _, groups in asked) == sample.MAX_PARTS
     assert (asked[0], asked[-1][0]) == (("0", [0]), "96")
     del card

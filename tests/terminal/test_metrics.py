@@ -164,10 +164,11 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, source):
         assert sum("none.yaml" in line for line in done.stderr.splitlines()) == 1
 
 
-def test_no_link_of_another_user_is_followed(tmp_path):
-    target = tmp_path / "precious"
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_that_another_user_has_put_there_is_opened(kind, tmp_path):
+    target, place = tmp_path / "precious", tmp_path / f".run.prom.{os.getpid()}.tmp"
     target.write_text("kept")
-    (tmp_path / f".run.prom.{os.getpid()}.tmp").symlink_to(target)
+    place.symlink_to(target) if kind == "link" else os.mkfifo(place)
     metrics = Metrics(str(tmp_path / "run.prom"))
     metrics.close(0)
     assert target.read_text() == "kept"
@@ -176,7 +177,7 @@ def test_no_link_of_another_user_is_followed(tmp_path):
 
 def test_a_file_in_the_way_that_cannot_be_removed_is_a_warning(tmp_path):
     """As that of another user in a folder of all users, which root could remove: so a folder."""
-    (tmp_path / f".run.prom.{os.getpid()}.tmp").mkdir()
+    (tmp_path / "run.prom").mkdir()
     metrics = Metrics(str(tmp_path / "run.prom"))
     metrics.close(0)
     assert metrics.fault == "Is a directory"
