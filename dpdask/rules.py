@@ -547,10 +547,11 @@ class _Reader:
         except (ValueError, pa.ArrowException):
             wanted = "a text in quotes" if is_text else f"a value of the type {codec.type}"
             raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", _WRITE) from None
-        own = codec.own if is_coded else codec.levels
-        if codec.has_levels and sign == "=" and not _flags(pc.equal(own, found)).any():
-            where = f"`where`, column {name!r}"
-            raise SpecError("a value is none of its levels", where, "give some of its levels")
+        if codec.has_levels and sign == "=":
+            own = codec.own if is_coded else codec.levels
+            if not _flags(pc.equal(own, found)).any():
+                where = f"`where`, column {name!r}"
+                raise SpecError("a value is none of its levels", where, "give some of its levels")
         return found
 
     def _take(self, *kinds: str) -> Token:
