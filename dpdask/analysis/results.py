@@ -163,7 +163,8 @@ class Result:
         """Return the result with its Series or frames, and the ends of its interval, changed alike."""
 
         def each(part: Any) -> Any:
-            return change(part) if isinstance(part, TABLES) else part
+            changed = change(part) if isinstance(part, TABLES) else part
+            return float(changed) if isinstance(changed, np.floating) else changed
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             assert self.find_ends is not None

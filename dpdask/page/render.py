@@ -396,15 +396,22 @@ def _list_checks(card: Card, *, counted: bool) -> Iterator[str]:
     most = (
         ""
         if isinstance(unit, str)
-        else f", and the {unit.max_rows} rows that count of each {unit.label},"
+        else f", and the limit of {unit.max_rows} rows of each {unit.label},"
     )
     yield f"Levels, bounds and declared cells{but}{most} do not come from the private rows.{where}"
     if isinstance(card.guarantee.unprotected, CoveredRows) and card.guarantee.unprotected.fraction:
-        yield "The people whom the promise leaves out have agreed."
+        yield (
+            "Everybody in the table has agreed that chance may leave out their rows."
+            if card.has_holdout
+            else "The people whom the promise leaves out have agreed."
+        )
     if card.guarantee.adjacency != "add-remove":
         yield "No harm is done if others learn who is in the table."
-    if not counted:
-        yield "I know all other releases of these data; no ledger counts them here."
+    yield (
+        "These data are released under no other ledger, and no other dataset of this one."
+        if counted
+        else "I know all other releases of these data; no ledger counts them here."
+    )
     if card.guarantee.cautions:
         yield "I have read and accept the cautions above."
 
@@ -429,7 +436,9 @@ def describe_beliefs(
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return heads and rows of a table: a belief before the release, and the most that it can become; also for persons with several rows."""
     listed = [(what, n) for n in ((1, N_ROWS_OF_A_PERSON) if persons else (1,)) for what in losses]
-    heads = [what if n == 1 else f"{what}, for a person with {n} rows" for what, n in listed]
+    heads = [
+        what if n == 1 else f"{what}, for a person with {n} protected rows" for what, n in listed
+    ]
     return heads, [
         (f"{100 * prior:g} %", *(bound_belief(prior, n * losses[what][0]) for what, n in listed))
         for prior in PRIORS

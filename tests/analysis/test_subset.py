@@ -254,6 +254,7 @@ def test_groups_without_a_condition_are_the_question_itself(shelf):
         )
         for part, other in zip(some.interval(), share.interval(), strict=True):
             assert part == pytest.approx(n * other)
+            assert type(part) is float  # which is printed as a number
 
 
 @pytest.mark.parametrize("name", ["rides, holdout", "rides, tables"])

@@ -57,7 +57,7 @@ def test_a_page_of_rows_says_what_was_promised(rows):
     ):
         assert told in text
     assert "Published unchanged: group; the number of rows, and the presence of each row" in text
-    assert "Releases of these data: unknown, the card names no ledger that counts them" in text
+    assert "Releases of these data that a ledger counts: unknown, the card names none" in text
     assert "Differential privacy, pure (δ = 0)" in text
     assert "Contact: privacy@example.org" in text
     assert "Dropped, so no value of them is released: name." in text
@@ -176,8 +176,8 @@ def test_values_under_add_remove_are_told_at_twice_the_loss(delta):
     }
     heads, beliefs = render.describe_beliefs(losses, persons=True)
     assert heads[2:] == [
-        "it is there, for a person with 5 rows",
-        "one value rather than another, for a person with 5 rows",
+        "it is there, for a person with 5 protected rows",
+        "one value rather than another, for a person with 5 protected rows",
     ]
     assert beliefs[2] == ("50 %", "73.2 %", "88.1 %", "99.4 %", "100.0 %")
     assert render.describe_tests(losses)[1] == (
@@ -602,12 +602,12 @@ def test_a_page_tells_what_all_releases_give_away_together(rows, n_earlier):
         make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]
     ).text
     assert (
-        f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8."
+        f"{'Together they are charged with' if n_earlier else 'This one is charged with'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8."
         in text
     )
     if n_earlier:
         assert (
-            "Releases of these data: this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6"
+            "Releases of these data that a ledger counts: this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6"
             in text
         )
         assert (
@@ -615,7 +615,10 @@ def test_a_page_tells_what_all_releases_give_away_together(rows, n_earlier):
             in text
         )
     else:
-        assert "Releases of these data: this one; its ledger counts none before it" in text
+        assert (
+            "Releases of these data that a ledger counts: this one; its ledger counts none before it"
+            in text
+        )
         assert "These tables are for this release alone" not in text
 
 

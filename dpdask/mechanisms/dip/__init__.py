@@ -34,6 +34,9 @@ _NOT_IN_MARGINS = {
 }
 
 
+_MUCH = 0.01  # of the rows
+
+
 def _reference(card: Card) -> str:
     return str(card.mechanism.details.get("reference", {}).get("kind", ""))
 
@@ -45,6 +48,11 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
     bad = [
         "Statements about a single row or person: its values are random.",
         *(warn_of_means(card) if noisy else ()),
+        *(
+            f"Shares and quantiles of {name} near values that many rows share: up to {100 * spread:.2g} % of the rows may be off."
+            for name, spread in _find_spreads(card).items()
+            if spread >= _MUCH
+        ),
     ]
     if card.mechanism.details.get("columns") == "tree":
         pairs = card.mechanism.details.get("edges", [])
@@ -114,14 +122,26 @@ def _margin(column: str, card: Card, n_read: int, n_rows: int) -> Margin:
         if counted is None
         else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
     )
-    return lambda share: (
-        MARGIN_95 * math.sqrt(vary(share, n_read) + vary(share, n_held_out) + noise)
+    spread = _find_spreads(card).get(column, 0.0)
+    return lambda share: min(
+        1.0, spread + MARGIN_95 * math.sqrt(vary(share, n_read) + vary(share, n_held_out) + noise)
     )
+
+
+def _find_spreads(card: Card) -> dict[str, float]:
+    """Return, by column of numbers, which share of the rows may lie at one value and be spread over the gap below it."""
+    found = {}
+    for name, part in card.columns.items():
+        spread = part.details.get("reference", {}).get("spread_rank_at_most", 0.0)
+        if spread > 0.0:
+            found[name] = float(spread)
+    return found
 
 
 def _margins(card: Card) -> str:
     kind = _reference(card)
-    return f"Margins hold the randomness of the rows{_IN_MARGINS.get(kind, '')}, with probability 95 %.{_NOT_IN_MARGINS.get(kind, '')}"
+    spread = ", and how far values that many rows share are spread" if _find_spreads(card) else ""
+    return f"Margins hold the randomness of the rows{_IN_MARGINS.get(kind, '')}{spread}, with probability 95 %.{_NOT_IN_MARGINS.get(kind, '')}"
 
 
 GUIDANCE = Guidance(
