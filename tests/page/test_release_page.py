@@ -509,6 +509,22 @@ def test_margins_hold_the_noise_of_rows_and_counts():
     assert found.bars[0].margin == pytest.approx(1.96 * np.sqrt(0.25 / 10_000 + noise**2))
 
 
+def test_margins_hold_how_far_shared_values_are_spread():
+    """As where a quarter of the rows lie at one value of a hold-out."""
+    reference = {"spread_rank_at_most": 0.25}
+    part = ColumnPart(role="privatised", epsilon=1.0, bounds=[0, 40], reference=reference)
+    card = any_card(
+        columns={"x": part.model_dump(exclude_unset=True)},
+        mechanism={"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.5}},
+    )
+    found = count(part, taken(x=np.linspace(0.5, 39.5, 10_000)), card)
+    assert found is not None
+    assert all(0.25 < cell.margin < 0.27 for cell in found.cells)
+    guidance = render.find_guidance(card)
+    assert "how far values that many rows share are spread" in guidance.margins(card)
+    assert any("up to 25 % of the rows" in use for use in guidance.uses(card)[1])
+
+
 def test_cells_count_by_their_weights():
     card = any_card(
         mechanism={"kind": "histogram", "output": "cells", "cells": 2},
