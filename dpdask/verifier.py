@@ -205,7 +205,7 @@ def check_card(card: Any) -> list[str]:
     _check(abs(said - spent) <= _DIGITS * spent, f"ε = {spent!r} was spent, and it says {said!r}")
     told = "to the last digit" if said == spent else f"{said!r}, rounded otherwise"
     return [
-        f"promised ε = {most!r}, δ = {promise['delta']!r}, {promise['adjacency']}, unit {promise['unit']!r}; protected: {promise['protected']['who']!r}; not protected: {promise['unprotected']['who']!r}",
+        f"promised ε = {most!r}, δ = {promise['delta']!r}, {promise['adjacency']}, unit {promise['unit']!r}; protected: {promise['protected']!r}; not protected: {promise['unprotected']!r}",
         f"the events cost ε = {cost!r}; spent ε = {spent!r}, as the card says: {told}",
     ]
 
