@@ -379,13 +379,24 @@ class Subset:
         view, label = self._view(others, [each for each in self.groups if each != name])
         derived = view.derived[label]
         met = _meet((own,), levels)
-        if len(derived.labels) == 1:  # all rows, whose number is public
+        is_grouped, values = name in self.groups, met.astype(float).tolist()
+        answer = (
+            view.crosstab(label, name) if is_grouped else view.mean(name, by=label, values=values)
+        )
+        is_whole = len(derived.labels) == 1  # all rows, whose number is public
+        if is_whole and (answer.bias_bound is None or (np.asarray(answer.bias_bound) > 0.0).any()):
+            # the channel hides a part, and the released values' own distribution does not
             rows = view._ask("count", label)
             found = self._count_levels(name, met, float(rows.estimate.iloc[0]))
             return replace(found, limits=tuple(dict.fromkeys((*found.limits, *rows.limits))))
-        if name not in self.groups:
-            share = view.mean(name, by=label, values=met.astype(float).tolist())
-            found = _multiply(share, view._ask("count", label), independent=True)
+        if not is_grouped:
+            rows = view._ask("count", label)
+            if is_whole:
+                n = rows.estimate
+                rows = replace(
+                    rows, standard_error=0.0 * n, bias_bound=0.0, find_ends=lambda _: (n, n)
+                )
+            found = _multiply(answer, rows, independent=True)
             return self._label(replace(found, possible=(0.0, math.inf)), derived)
 
         def change(table: Any) -> Any:
@@ -396,7 +407,7 @@ class Subset:
                 table, [tuple(row[places[g]] for g in self.groups) for row in rows]
             )
 
-        return view.crosstab(label, name).change(change)
+        return answer.change(change)
 
     def _flatten(self, table: Any, labels: Sequence[tuple[Any, ...]]) -> pd.Series:
         return pd.Series(np.asarray(table).ravel(), _index(labels, self.groups))
