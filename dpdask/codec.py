@@ -11,9 +11,9 @@ import datetime as dt
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Int32s
 from dpdask.conditions import Level
-from dpdask.domains import read_text
+from dpdask.domains import Bound, read_text
 from dpdask.errors import DataError
-from dpdask.schema import Bound, Column, Outside
+from dpdask.schema import Column, Outside
 
 Numbers = NDArray[np.integer] | Floats
 
@@ -60,6 +60,10 @@ class LevelCodec:
     # type. `levels` are the texts.
     encoding: str = ""
     encoded: pa.Array | None = None
+    # Values that are no levels, in the column's own type, and the code of the level that stands for
+    # each of them.
+    below: pa.Array | None = None
+    above: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     @property
     def type(self) -> pa.DataType:
@@ -83,9 +87,16 @@ class LevelCodec:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The `levels` as a card has them, and the `encoding` of bytes."""
-        encoding = {"encoding": self.encoding} if self.encoding else {}
-        return {"levels": self.levels.to_pylist(), **encoding}
+        """The `levels` as a card has them, the `encoding` of bytes, and the `taxonomy`: the level that stands for each value that is none."""
+        told: dict[str, Any] = {"encoding": self.encoding} if self.encoding else {}
+        levels = self.levels.to_pylist()
+        if self.below is not None:
+            texts = read_texts(self.below, self.encoding) if self.encoding else self.below
+            told["taxonomy"] = [
+                [value, levels[code]]
+                for value, code in zip(texts.to_pylist(), self.above.tolist(), strict=True)
+            ]
+        return {"levels": levels, **told}
 
     def encode(self, array: pa.Array) -> Int32s:
         """Return the code of each value.
@@ -187,8 +198,12 @@ class LevelCodec:
         )
 
     def _look_up(self, array: pa.Array) -> pa.Array:
-        """Return the codes of any values, null for a value that is not a level."""
-        return pc.index_in(_comparable(array), value_set=_comparable(self.own))
+        """Return the codes of any values, null for a value for which no level stands."""
+        if self.below is None:
+            return pc.index_in(_comparable(array), value_set=_comparable(self.own))
+        known = pa.concat_arrays([self.own, self.below])
+        codes = np.concatenate([np.arange(self.n_levels, dtype=np.int32), self.above])
+        return pa.array(codes).take(pc.index_in(_comparable(array), value_set=_comparable(known)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,22 +406,27 @@ def _check_zone(name: str, type_: pa.DataType) -> None:
 
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
-    levels = _convert_type(name, column.listed, type_ if column.encoding is None else pa.string())
+    told_by = {} if column.discovers else column.ancestors.find_levels(column.listed)
+    typed = pa.string() if column.encoding else type_
+    # together, since two values may become equal in the column's type
+    known = _convert_type(name, (*column.listed, *told_by), typed)
+    levels, below = known[: len(column.listed)], known[len(column.listed) :]
+    codes = {level: n for n, level in enumerate(column.listed, column.nulls == "level")}
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, levels.type), levels])
-    instead = {
-        "null": 0,
-        "other": None
-        if column.other is None or column.discovers
-        else column.listed.index(column.other) + int(column.nulls == "level"),
-    }
+    instead = {"null": 0}
+    if column.other is not None and not column.discovers:
+        instead["other"] = codes[column.other]
+    write = partial(_write_texts, name, encoding=column.encoding or "", type_=type_)
     return LevelCodec(
         name=name,
         levels=levels,
         ordered=column.kind == "discrete",
         instead=instead.get(str(column.outside)),
         encoding=column.encoding or "",
-        encoded=column.encoding and _write_texts(name, levels, column.encoding, type_),
+        encoded=write(levels) if column.encoding else None,
+        below=(write(below) if column.encoding else below) if told_by else None,
+        above=np.array([codes[level] for level in told_by.values()], dtype=np.int32),
     )
 
 

@@ -332,6 +332,7 @@ class Text:
     name: str
     content: str = ""  # the YAML text; empty if the document was not written as one
     settings: Collection[str] = ()  # the dotted keys that were changed outside the text, by `--set`
+    folder: str = ""  # where it lies; files that it names lie there too
 
     def locate(self, keys: Sequence[str]) -> str:
         """Return where a value stands: the document, the line, and the dotted key."""
@@ -386,7 +387,7 @@ def read_text(path: str | Path, what: str, hint: str) -> Text:
         raise no_text from None
     if "\0" in content:
         raise no_text
-    return Text(Path(path).name, content)
+    return Text(Path(path).name, content, folder=str(Path(path).parent))
 
 
 def write_new(files: Mapping[str, str | bytes]) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from dpdask.conditions import Level
+from pydantic import BeforeValidator, WithJsonSchema
+
+from dpdask.conditions import Level, as_tuple
 from dpdask.documents import suggest
+from dpdask.errors import SpecError
 
 MAX_LEVELS = 2**11  # of a column, but for mechanisms that take more
 MAX_LISTED = 2**15  # of a categorical column in a schema
+MAX_IN_TAXONOMY = 2**20  # values of a taxonomy
 DISCOVER = "discover"  # in place of levels: they are yet to be found
 N_LEVELS = "a column may have between 1 and {:,} levels; declare a column with more values continuous, or bin it, or find the commonest by `levels: discover`"
 RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})")
+BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
+_QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
 _EXPECTED = {
     "levels": "a list of levels, a range of whole numbers such as 1..14, or a name is expected",
     "bounds": "bounds need two finite numbers, two dates, or a name",
@@ -55,6 +64,56 @@ def list_levels(text: str) -> list[Level]:
     if high - low >= MAX_LISTED:
         raise ValueError(N_LEVELS.format(MAX_LISTED))
     return [*range(low, high + 1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ancestors:
+    """What stands above each value of a taxonomy."""
+
+    parents: Mapping[Level, Level]
+
+    def climb(self, value: Level) -> list[Any]:
+        """Return a value below all of its ancestors, the topmost one first."""
+        path = {value: None}
+        while (value := self.parents.get(value, value)) not in path:
+            path[value] = None
+        return [*path][::-1]
+
+    @property
+    def roots(self) -> tuple[Level, ...]:
+        """The topmost values."""
+        return tuple({each: None for each in self.parents.values() if each not in self.parents})
+
+    def check(self) -> None:
+        """Check that no value is its own ancestor: then all are below a topmost one."""
+        if any(self.climb(value)[0] in self.parents for value in self.parents):
+            raise ValueError("a value of the taxonomy is its own ancestor")
+
+    def find_levels(self, levels: Collection[Level]) -> dict[Level, Level]:
+        """Return the level that stands for each value that is none: the nearest of its ancestors."""
+        known, found = set(levels), {}
+        for value in self.parents.keys() - known:
+            above = self.climb(value)[-2::-1]
+            if nearest := [each for each in above if each in known][:1]:
+                [found[value]] = nearest
+        return found
+
+
+def read_taxonomy(path: Path, column: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the pairs of a CSV file, in the type of a column's levels."""
+    listed = column.get("levels")
+    given = [column.get("other"), *(listed if isinstance(listed, list) else ())]
+    kind: Any = next((type(level) for level in given if level is not None), str)
+    read = date.fromisoformat if kind is date else kind
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            _, *rows = filter(None, csv.reader(file, strict=True))
+            return [[read(value), read(parent)] for value, parent in rows]
+    except (OSError, ValueError, csv.Error):
+        hint = (
+            "give a CSV file in UTF-8: a line of two names, and a line of each value and its parent"
+        )
+        raise SpecError("the taxonomy cannot be read", path.name, hint) from None
 
 
 def check_encoding(encoding: str, levels: Iterable[object]) -> None:
@@ -102,3 +161,102 @@ def with_other(data: Mapping[str, Any]) -> Mapping[str, Any]:
         if {type(level) for level in levels} <= {int, float}:
             levels.sort()
     return {**data, "levels": levels}
+
+
+# ---- how documents write domains
+
+
+def _as_levels(value: object) -> object:
+    value = list_levels(value) if isinstance(value, str) else value
+    if not isinstance(value, list | tuple) or any(
+        type(level) not in (bool, int, float, str, date) for level in value
+    ):
+        raise ValueError(
+            "a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`"
+        )
+    return tuple(value)
+
+
+def _as_levels_or_discover(value: object) -> object:
+    if value in ([], ()):
+        raise ValueError(N_LEVELS.format(MAX_LISTED))
+    return () if value == DISCOVER else _as_levels(value)
+
+
+def _as_level(value: object) -> object:
+    if type(value) not in (bool, int, float, str, date, type(None)):
+        raise ValueError("a number, a text, a date, true or false is expected: one of the levels")
+    return value
+
+
+def _as_nulls(value: object) -> object:
+    if isinstance(value, bool):
+        text = "`level` (null is one more value) or `refuse` (a null stops the job) is expected"
+        raise ValueError(text)  # noqa: TRY004 - pydantic collects ValueErrors
+    return value
+
+
+def _as_bounds(value: object) -> object:
+    value = find_named(value, "bounds") if isinstance(value, str) else value
+    if isinstance(value, list | tuple) and any(isinstance(bound, str) for bound in value):
+        raise ValueError(_QUOTED)
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 2
+        or isinstance(value[0], date) != isinstance(value[1], date)
+    ):
+        raise ValueError(BOUNDS)
+    if any(
+        type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound
+        for bound in value
+    ):
+        raise ValueError(
+            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, list its values as levels, or, if it holds floats, write the bound as in 1.0e+16"
+        )
+    return tuple(value)
+
+
+def _as_taxonomy(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError("a file of pairs is read with a schema that is a file itself; list them")  # noqa: TRY004 - pydantic collects ValueErrors
+    return as_tuple(value)
+
+
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
+Taxonomy = Annotated[
+    tuple[Annotated[tuple[Level, Level], BeforeValidator(as_tuple)], ...],
+    BeforeValidator(_as_taxonomy),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "array"}}]}),
+]
+_ONE_LEVEL = [{"type": each} for each in ("boolean", "integer", "number", "string")]
+_NAME = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
+# an empty tuple stands for levels that are yet to be found
+LevelsOrDiscover = Annotated[
+    tuple[Level, ...],
+    BeforeValidator(_as_levels_or_discover),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": DISCOVER},
+                {"type": "string", "pattern": f"^{RANGE.pattern}$"},
+                _NAME,
+                {"type": "array", "items": {"anyOf": _ONE_LEVEL}},
+            ]
+        }
+    ),
+]
+OneLevel = Annotated[Level | None, BeforeValidator(_as_level)]
+Nulls = Annotated[Literal["refuse", "level"], BeforeValidator(_as_nulls)]
+Bound = float | datetime | date
+_ONE_BOUND = {
+    "anyOf": [
+        {"type": "number"},
+        *({"format": each, "type": "string"} for each in ("date-time", "date")),
+    ]
+}
+_TWO_BOUNDS = {"type": "array", "prefixItems": [_ONE_BOUND] * 2, "minItems": 2, "maxItems": 2}
+Bounds = Annotated[
+    tuple[Bound, Bound],
+    BeforeValidator(_as_bounds),
+    WithJsonSchema({"anyOf": [_NAME, _TWO_BOUNDS]}),
+]

@@ -7,8 +7,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
-    WithJsonSchema,
     model_serializer,
     model_validator,
 )
@@ -33,14 +33,22 @@ from dpdask.documents import (
     validate,
 )
 from dpdask.domains import (
+    BOUNDS,
     DISCOVER,
+    MAX_IN_TAXONOMY,
     MAX_LEVELS,
     MAX_LISTED,
     N_LEVELS,
-    RANGE,
+    Ancestors,
+    Bound,
+    Bounds,
+    Levels,
+    LevelsOrDiscover,
+    Nulls,
+    OneLevel,
+    Taxonomy,
     check_encoding,
-    find_named,
-    list_levels,
+    read_taxonomy,
     with_other,
 )
 from dpdask.errors import DataError, SpecError, quote_names
@@ -51,93 +59,12 @@ Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Outside = Literal["clip", "null", "other", "refuse"]
 
 _LONGEST_SHOWN = 60  # characters of a level that a message names
-_OF_PRIVATE = "kind", "levels", "found", "bounds", "atoms", "outside", "other", "encoding"
+_OF_PRIVATE = (
+    *("kind", "levels", "found", "bounds", "atoms", "outside", "other"),
+    *("encoding", "taxonomy", "most"),
+)
+_MOST_WITH_TAXONOMY = 64  # levels that are found: others are told by their parents
 _SHOWN = 6  # levels that are shown; of more, the first and the last
-_BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
-_QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
-
-
-def _as_levels(value: object) -> object:
-    value = list_levels(value) if isinstance(value, str) else value
-    if not isinstance(value, list | tuple) or any(
-        type(level) not in (bool, int, float, str, dt.date) for level in value
-    ):
-        raise ValueError(
-            "a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`"
-        )
-    return tuple(value)
-
-
-def _as_levels_or_discover(value: object) -> object:
-    if value in ([], ()):
-        raise ValueError(N_LEVELS.format(MAX_LISTED))
-    return () if value == DISCOVER else _as_levels(value)
-
-
-def _as_level(value: object) -> object:
-    if type(value) not in (bool, int, float, str, dt.date, type(None)):
-        raise ValueError("a number, a text, a date, true or false is expected: one of the levels")
-    return value
-
-
-def _as_nulls(value: object) -> object:
-    if isinstance(value, bool):
-        text = "`level` (null is one more value) or `refuse` (a null stops the job) is expected"
-        raise ValueError(text)  # noqa: TRY004 - pydantic collects ValueErrors
-    return value
-
-
-def _as_bounds(value: object) -> object:
-    value = find_named(value, "bounds") if isinstance(value, str) else value
-    if isinstance(value, list | tuple) and any(isinstance(bound, str) for bound in value):
-        raise ValueError(_QUOTED)
-    if (
-        not isinstance(value, list | tuple)
-        or len(value) != 2
-        or isinstance(value[0], dt.date) != isinstance(value[1], dt.date)
-    ):
-        raise ValueError(_BOUNDS)
-    if any(
-        type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound
-        for bound in value
-    ):
-        raise ValueError(
-            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, list its values as levels, or, if it holds floats, write the bound as in 1.0e+16"
-        )
-    return tuple(value)
-
-
-Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
-_ONE_LEVEL = [{"type": each} for each in ("boolean", "integer", "number", "string")]
-_NAME = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
-# an empty tuple stands for levels that are yet to be found
-LevelsOrDiscover = Annotated[
-    tuple[Level, ...],
-    BeforeValidator(_as_levels_or_discover),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": DISCOVER},
-                {"type": "string", "pattern": f"^{RANGE.pattern}$"},
-                _NAME,
-                {"type": "array", "items": {"anyOf": _ONE_LEVEL}},
-            ]
-        }
-    ),
-]
-Bound = float | dt.datetime | dt.date
-_ONE_BOUND = {
-    "anyOf": [
-        {"type": "number"},
-        *({"format": each, "type": "string"} for each in ("date-time", "date")),
-    ]
-}
-_TWO_BOUNDS = {"type": "array", "prefixItems": [_ONE_BOUND] * 2, "minItems": 2, "maxItems": 2}
-Bounds = Annotated[
-    tuple[Bound, Bound],
-    BeforeValidator(_as_bounds),
-    WithJsonSchema({"anyOf": [_NAME, _TWO_BOUNDS]}),
-]
 
 
 class _Plain(str):
@@ -203,7 +130,7 @@ class Column(Document):
     """
     atoms: Levels | None = None
     """The values of a mixed column that carry probability of their own, strictly increasing."""
-    nulls: Annotated[Literal["refuse", "level"], BeforeValidator(_as_nulls)] = "refuse"
+    nulls: Nulls = "refuse"
     """`refuse`: a null violates the schema. `level`: null is one more level, as private as the
     others.
     """
@@ -215,12 +142,22 @@ class Column(Document):
     The default is `clip` if there are bounds, `other` if that level is declared, and `refuse`
     otherwise.
     """
-    other: Annotated[Level | None, BeforeValidator(_as_level)] = None
+    other: OneLevel = None
     """The level that replaces every value outside the levels."""
     type: str | None = None
     """The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`,
     `timestamp[us]`…). Needed only for CSV, and for columns in the names of folders
     (`key=value`).
+    """
+    taxonomy: Taxonomy | None = None
+    """What stands for each value of a categorical column that is no level, as everybody knows: pairs of
+    a value and its parent, which may have a parent too, or the name of a CSV file of two columns in
+    the schema's folder. Such a value becomes the nearest of its ancestors that is a level; the topmost
+    ones are levels beside those that are found.
+    """
+    most: int | None = Field(default=None, ge=1)
+    """How many of the levels that are found are taken at most, the commonest ones. The default is as
+    many as a column may have, but 64 of a column with a taxonomy.
     """
     encoding: str | None = None
     """The encoding, such as `utf-8`, of a categorical column whose type is bytes (`binary` and the like)
@@ -246,7 +183,7 @@ class Column(Document):
         written: dict[str, Any] = plain(self)
         usual = {
             "outside": None if self.role != "privatise" else _usual(written),
-            **dict.fromkeys(("other", "found", "encoding")),
+            **dict.fromkeys(("other", "found", "encoding", "taxonomy", "most")),
             "constant": False,
         }
         if self.discovers:
@@ -300,15 +237,32 @@ class Column(Document):
                 )
         elif self.kind == "categorical":
             _check_distinct(self.levels or (), MAX_LISTED)
+            if self.most is not None and self.found is None:
+                raise ValueError("`most` belongs to `levels: discover`; remove it")
         elif self.kind == "discrete":
             _check_increasing("levels", self.levels or ())
         elif self.kind == "mixed":
             _check_increasing("atoms", self.atoms or ())
+        if self.taxonomy is not None:
+            self._check_taxonomy()
         if self.encoding is not None:
-            check_encoding(self.encoding, self.listed or (None,))
+            check_encoding(self.encoding, (*self.listed, *self.ancestors.parents) or (None,))
         if self.bounds is not None:
             self._check_bounds(*map(_position, self.bounds))
         self._check_outside()
+
+    def _check_taxonomy(self) -> None:
+        above, pairs = self.ancestors, self.taxonomy or ()
+        if self.kind != "categorical":
+            raise ValueError("a taxonomy is for a categorical column")
+        if not 1 <= len(above.parents) == len(pairs):
+            raise ValueError("the taxonomy is empty, or a value in it has two parents")
+        _check_distinct(tuple({*self.listed, *above.parents, *above.roots}), MAX_IN_TAXONOMY)
+        if self.discovers:
+            _check_distinct(tuple({*above.roots, *self.listed}))
+        elif self.outside == "refuse" and not {*above.roots} <= {*self.listed}:
+            raise ValueError("not all topmost values of the taxonomy are levels; add them")
+        above.check()
 
     def _check_bounds(self, low: float, high: float) -> None:
         finite = math.isfinite(low) and math.isfinite(high)
@@ -318,7 +272,7 @@ class Column(Document):
                 f"the lower bound {shown[0]} is above the upper bound {shown[1]}; swap them"
             )
         if not (finite and low < high):
-            raise ValueError(_BOUNDS)
+            raise ValueError(BOUNDS)
         if high - low < sys.float_info.min:
             raise ValueError(
                 f"the bounds are closer than {sys.float_info.min}, where numbers lose digits; widen them, or store a smaller unit"
@@ -394,6 +348,45 @@ class Column(Document):
         """The levels that are known: before others are found, only that which replaces them; empty without levels."""
         return (self.other,) if self.discovers and self.other is not None else self.levels or ()
 
+    @cached_property
+    def ancestors(self) -> Ancestors:
+        """What stands above values that are no levels."""
+        return Ancestors(dict(self.taxonomy or ()))
+
+    def count_levels(self, most: int) -> int:
+        """Return how many levels it may have once some are found, if a column may have `most`."""
+        n_own = len({*self.ancestors.roots, self.other})
+        usual = most if self.taxonomy is None else _MOST_WITH_TAXONOMY
+        return max(n_own, min(n_own + (self.most or usual), most))
+
+    def list_found(self, found: Iterable[Level], most: int = MAX_LEVELS) -> tuple[Level, ...]:
+        """Return the levels of a column of which some were found.
+
+        Parameters
+        ----------
+        found
+            The values that were found, the commonest first.
+        most
+            How many levels a column may have.
+
+        Returns
+        -------
+        levels
+            Those that were found, as many as there may be, with the topmost values of the taxonomy,
+            each beside its neighbours in it; and last, the level that replaces all others.
+        """
+        assert self.other is not None
+        own = {*self.ancestors.roots, self.other}
+        room = self.count_levels(most) - len(own)
+        kept = islice((level for level in found if level not in own), room)
+        # neighbours in the taxonomy are neighbours in the list
+        return (*sorted([*kept, *own - {self.other}], key=self.ancestors.climb), self.other)
+
+    @property
+    def n_found(self) -> int:
+        """How many of its levels were found."""
+        return len({*self.listed} - {*self.ancestors.roots, self.other})
+
     @property
     def ends(self) -> tuple[float, float] | None:
         """The bounds as numbers that compare with those of its kind: of dates, in seconds since 1970."""
@@ -421,8 +414,9 @@ class Column(Document):
 
     @property
     def outside_in_words(self) -> str:
-        """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`."""
-        return f"other: {self.other}" if self.outside == "other" else str(self.outside)
+        """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`, behind `parent; ` with a taxonomy."""
+        told = f"other: {self.other}" if self.outside == "other" else str(self.outside)
+        return told if self.taxonomy is None else f"parent; {told}"
 
 
 def _shorten(values: tuple[Any, ...]) -> str:
@@ -553,6 +547,10 @@ class Schema(Document):
         todos = text.list_todos()
         if todos:
             raise join_errors(todos)
+        columns = data.get("columns")
+        for column in columns.values() if isinstance(columns, dict) else ():
+            if isinstance(column, dict) and isinstance(named := column.get("taxonomy"), str):
+                column["taxonomy"] = read_taxonomy(Path(text.folder, named), column)
         if "columns" not in data and all(
             isinstance(value, dict) and "role" in value for value in data.values()
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self, TypeAlias
 
@@ -215,24 +216,29 @@ def code_sides(
                 dates.add(name)
             continue
         keys = [[level_key(value) for value in values] for values in pair]
-        listed = column.get("levels", ())
-        if "encoding" in column:  # the values are bytes
-            listed = [level and level.encode(column["encoding"]) for level in listed]
+        write = partial(_write, encoding=column.get("encoding", ""))
+        listed = [*map(write, column.get("levels", ()))]
         known = dict.fromkeys(map(level_key, listed) if listed else keys[0] + keys[1])
         if len(known) > MOST_LEVELS:
             left_out.append(name)
             continue
         places = {key: place for place, key in enumerate(known)}
+        for value, level in column.get("taxonomy", ()):
+            places[level_key(write(value))] = places[level_key(write(level))]
         levels[name] = (*column.get("levels", known), "(outside its domain)")
         real[name], given[name] = (
-            np.array([places.get(key, len(places)) for key in each], dtype=np.int64)
-            for each in keys
+            np.array([places.get(key, len(known)) for key in each], dtype=np.int64) for each in keys
         )
     if not real:
         hint = "compare a release with columns of numbers or of at most 1,000 categories"
         raise SpecError("no column can be compared", "report", hint)
     sides = [Side(columns=side, levels=levels, dates=frozenset(dates)) for side in (real, given)]
     return sides[0], sides[1], tuple(left_out)
+
+
+def _write(level: Any, encoding: str) -> Any:
+    """Return a level as the table has it, which may hold its bytes."""
+    return level.encode(encoding) if encoding and level is not None else level
 
 
 def _to_numbers(values: pd.Series) -> Floats | None:

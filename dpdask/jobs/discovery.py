@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import yaml
 
 from dpdask.conditions import Level
 from dpdask.documents import Text, parse_yaml, read_text
-from dpdask.domains import DISCOVER, MAX_LEVELS
+from dpdask.domains import DISCOVER
 from dpdask.errors import InternalError, OutputError, SpecError
 from dpdask.io.shards import CARD_NAME
 from dpdask.io.storage import Folder
@@ -92,7 +93,7 @@ def find_written(path: str | Path, settings: Mapping[str, str]) -> dict[str, Any
         data["schema"] = settings.get("schema", data.get("schema", ""))
         place = Path(path).parent / data["schema"]
         columns = Schema.from_text(read_text(place, "", "")).columns
-        found = {name: len(each.listed) - 1 for name, each in columns.items() if each.found}
+        found = {name: each.n_found for name, each in columns.items() if each.found}
         if found and not any(each.discovers for each in columns.values()):
             levels = {name: {"found": n, "written": n} for name, n in found.items()}
             told = {"name": data.get("name"), "status": "found already", "insecure": False}
@@ -121,13 +122,14 @@ def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]
     told, levels = dict[str, dict[str, int]](), dict[str, tuple[Level, ...]]()
     for name in job.mechanism.schema.privatised:
         found = rows.filter(pc.equal(rows[COLUMN], name))[LEVEL].to_pylist()
-        other = job.schema.columns[name].other
-        assert other is not None
+        column = job.schema.columns[name]
+        other = column.other
         read: Callable[[str], Any] = str if isinstance(other, str) else int
         if isinstance(other, dt.date):
             read = dt.date.fromisoformat
-        levels[name] = (*sorted(map(read, found[: MAX_LEVELS - 1])), other)
-        told[name] = {"found": len(found), "written": len(levels[name]) - 1}
+        levels[name] = column.list_found(map(read, found))
+        written = column.model_copy(update={"levels": levels[name]})
+        told[name] = {"found": len(found), "written": written.n_found}
     # where levels come from, as a flow mapping that YAML and JSON read alike
     source: dict[str, Any] = {
         "epsilon": card.guarantee.epsilon,
@@ -164,7 +166,7 @@ def _read_schema(job: Job, path: str | Path) -> tuple[Path, Text]:
     """Return where the schema of a job lies, and its text with the ends of its lines as they are."""
     place = (Path(path).parent / job.file.schema_path).resolve()
     try:
-        return place, Text(place.name, place.read_bytes().decode())
+        return place, Text(place.name, place.read_bytes().decode(), folder=str(place.parent))
     except (OSError, UnicodeDecodeError) as error:
         what = f"the schema cannot be read any more ({type(error).__name__})"
         raise OutputError(what, str(place), "restore it, and run again") from None
@@ -193,7 +195,7 @@ def _edit(text: Text, levels: Mapping[str, tuple[Level, ...]], provenance: str) 
     edited = text.content
     for start, end in sorted(edits, reverse=True):
         edited = edited[:start] + edits[start, end] + edited[end:]
-    read = Schema.from_text(Text(text.name, edited)).columns
+    read = Schema.from_text(replace(text, content=edited)).columns
     if any(read[name].levels != listed for name, listed in expected.items()):
         raise InternalError("the levels would be read as others", text.name, "report it")
     return edited

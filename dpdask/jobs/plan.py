@@ -387,7 +387,7 @@ def plan_job(job: Job) -> Plan:
         outside={
             name: column.outside_in_words
             for name, column in private.items()
-            if column.outside != "refuse"
+            if column.outside_in_words != "refuse"
         },
         refusing=tuple(name for name, column in private.items() if column.outside == "refuse"),
         date_bounds=tell_date_bounds(opened.work.view.own),

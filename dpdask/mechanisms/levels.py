@@ -305,6 +305,6 @@ class LevelSearch:
         source, given = Provenance(**cost, insecure=drawn.insecure), {}
         for name, found in drawn.levels.items():
             column = self.schema.columns[name]
-            levels = (*sorted(found[: most - 1]), column.other)
+            levels = column.list_found(found, most)
             given[name] = column.model_copy(update={"levels": levels, "found": source})
         return self.schema.model_copy(update={"columns": {**self.schema.columns, **given}})

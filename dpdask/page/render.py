@@ -618,7 +618,10 @@ def describe_column(name: str, card: Card) -> Content:
     else:
         domain = "as it is" if part.role == "kept" else stated.get("from", "")
     domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""
-    outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
+    others = (part.outside or "").removeprefix("parent; ")
+    outside = _OUTSIDE.get(others, others.replace("other: ", "become "))
+    if others != (part.outside or ""):
+        outside = f"become what is above them in the taxonomy; others: {outside}"
     return {"name": name, "part": part, "domain": domain, "outside": outside}
 
 

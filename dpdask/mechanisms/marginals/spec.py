@@ -146,11 +146,12 @@ class NoisyTables(NoisyCounts):
 
     def _suppose(self, columns: Columns, n_levels: int) -> Columns:
         """Return the columns as if so many levels had been found, which are good for nothing but their number."""
-        supposed = {
-            name: replace(codec, levels=pa.nulls(n_levels + codec.nulls, codec.type))
-            for name, codec in columns.codecs.items()
-            if isinstance(codec, LevelCodec) and name in self.schema.discovered
-        }
+        supposed = {}
+        for name in self.schema.discovered:
+            codec, column = columns.codecs[name], self.schema.columns[name]
+            if isinstance(codec, LevelCodec):
+                n = column.count_levels(n_levels) + codec.nulls
+                supposed[name] = replace(codec, levels=pa.nulls(n, codec.type))
         return replace(columns, codecs={**columns.codecs, **supposed})
 
     @property
