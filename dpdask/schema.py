@@ -45,13 +45,14 @@ from dpdask.domains import (
 )
 from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html import make_html_table
+from dpdask.scales import Unit
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Outside = Literal["clip", "null", "other", "refuse"]
 
 _LONGEST_SHOWN = 60  # characters of a level that a message names
-_OF_PRIVATE = "kind", "levels", "found", "bounds", "atoms", "outside", "other", "encoding"
+_OF_PRIVATE = "kind", "levels", "found", "bounds", "unit", "atoms", "outside", "other", "encoding"
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
 _QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
@@ -102,7 +103,7 @@ def _as_bounds(value: object) -> object:
         for bound in value
     ):
         raise ValueError(
-            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, list its values as levels, or, if it holds floats, write the bound as in 1.0e+16"
+            "whole bounds beyond ±2**53 are not exact; round them outward, as in 10000000000000000, and declare a `unit`; or list the column's values as levels; or, if it holds floats, write the bound as in 1.0e+16"
         )
     return tuple(value)
 
@@ -201,6 +202,11 @@ class Column(Document):
     2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC
     is meant), or days or the column's own unit since 1970 (microseconds if that is finer).
     """
+    unit: Unit | None = None
+    """The unit to which values of a continuous or mixed column are rounded down, because they are not exact in its own: of
+    whole numbers a whole number, such as 1000; of decimals a power of ten, such as 0.01; of times and
+    durations `s`, `ms` or `us`. Bounds and atoms are multiples of it; numbers that bound times count in it.
+    """
     atoms: Levels | None = None
     """The values of a mixed column that carry probability of their own, strictly increasing."""
     nulls: Annotated[Literal["refuse", "level"], BeforeValidator(_as_nulls)] = "refuse"
@@ -246,7 +252,7 @@ class Column(Document):
         written: dict[str, Any] = plain(self)
         usual = {
             "outside": None if self.role != "privatise" else _usual(written),
-            **dict.fromkeys(("other", "found", "encoding")),
+            **dict.fromkeys(("other", "found", "encoding", "unit")),
             "constant": False,
         }
         if self.discovers:
@@ -278,14 +284,14 @@ class Column(Document):
         takes = {
             "discrete": {"levels"},
             "categorical": {"levels"},
-            "continuous": {"bounds"},
-            "mixed": {"atoms", "bounds"},
+            "continuous": {"bounds", "unit"},
+            "mixed": {"atoms", "bounds", "unit"},
         }[str(self.kind)]
-        for key in ("levels", "bounds", "atoms"):
+        for key in ("levels", "bounds", "unit", "atoms"):
             given = getattr(self, key) is not None
             if given and key not in takes:
                 raise ValueError(f"a {self.kind} column takes no {key}")
-            if not given and key in takes and key != "bounds":
+            if not given and key in takes and key not in ("bounds", "unit"):
                 raise ValueError(f"a {self.kind} column needs {key}")
         if self.discovers:
             if self.kind != "categorical":
@@ -378,6 +384,7 @@ class Column(Document):
         if self.levels is not None:
             return f"{len(self.levels)} levels: {_shorten(self.levels)}"
         bounds = "" if self.bounds is None else f"{self.bounds[0]} to {self.bounds[1]}"
+        bounds += "" if self.unit is None else f", in units of {self.unit}"
         return (
             bounds
             if self.atoms is None
