@@ -12,9 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Indices, Uint32s, Words
-from dpdask.codec import Codec, Codecs, ValueCodec, float_type
+from dpdask.codec import Codec, Codecs, ValueCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
+from dpdask.scales import float_type
 
 DEFAULT_BINS = 20
 FEW_ROWS = 5.0  # for each possible cell of a joint histogram: with fewer, answers of its cells have no bound on the bias

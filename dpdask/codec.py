@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import lru_cache, partial
+from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,18 +26,35 @@ from dpdask.arrays import Flags, Floats, Int32s
 from dpdask.conditions import Level
 from dpdask.domains import Bound, read_text
 from dpdask.errors import DataError
+from dpdask.scales import (
+    EPOCH,
+    EXACT,
+    EXACT_DIGITS,
+    Unit,
+    coarsen,
+    comparable,
+    counted_in,
+    find_digits,
+    find_limits,
+    float_type,
+    is_dated,
+    is_real,
+    is_span,
+    lattice_type,
+    n_steps,
+    refine,
+    say_limits,
+    step_of,
+    tell_unit,
+    whole_type,
+)
 from dpdask.schema import Column, Outside
 
 Numbers = NDArray[np.integer] | Floats
 
-_EXACT = 2.0**53
-_EXACT_DIGITS = 2**50  # counts of a decimal's last digit that come back from float64 as they were
-_LARGEST = 2.0**1021
 _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
 _ONE_DAY = dt.timedelta(days=1)
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _YEARS = 1500, 2500  # in days, 1974 to 1976
 
 
@@ -46,6 +64,7 @@ class LevelCodec:
 
     has_levels: ClassVar[Literal[True]] = True
     bounds: ClassVar[None] = None
+    unit: ClassVar[None] = None
     atoms: ClassVar[tuple[()]] = ()
     lattice: ClassVar[bool] = False
     name: str
@@ -148,7 +167,7 @@ class LevelCodec:
             days = array.cast(pa.date32()).cast(pa.int32())
             listable = pc.and_(pc.greater_equal(days, low), pc.less_equal(days, high))
             return pc.if_else(listable, array, pa.scalar(None, type_))
-        return _comparable(array)  # Arrow selects none of its views
+        return comparable(array)  # Arrow selects none of its views
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
@@ -158,7 +177,7 @@ class LevelCodec:
             return pa.array(values.astype(self.type.to_pandas_dtype()), type=self.type)
         if self.numbers is not None:
             return pa.array(self.numbers[codes])
-        return _comparable(self.own).take(pa.array(codes)).cast(self.type)
+        return comparable(self.own).take(pa.array(codes)).cast(self.type)
 
     @property
     def numbers(self) -> NDArray[np.floating] | None:
@@ -200,10 +219,10 @@ class LevelCodec:
     def _look_up(self, array: pa.Array) -> pa.Array:
         """Return the codes of any values, null for a value for which no level stands."""
         if self.below is None:
-            return pc.index_in(_comparable(array), value_set=_comparable(self.own))
+            return pc.index_in(comparable(array), value_set=comparable(self.own))
         known = pa.concat_arrays([self.own, self.below])
         codes = np.concatenate([np.arange(self.n_levels, dtype=np.int32), self.above])
-        return pa.array(codes).take(pc.index_in(_comparable(array), value_set=_comparable(known)))
+        return pa.array(codes).take(pc.index_in(comparable(array), value_set=comparable(known)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,21 +244,24 @@ class ValueCodec:
     # are no wider than the numbers that float64 holds exactly (whole numbers up to 2**53; dates and
     # times of the years 1 to 9999) or without overflow (other numbers up to 2**1021).
     outside: Outside = "refuse"
+    # In which values are counted, rounded down, where it is coarser than the type: one that
+    # `_check_unit` lets pass. Bounds and atoms are in it.
+    unit: Unit | None = None
 
     @property
     def lattice(self) -> bool:
-        """Whether values are whole numbers (integers, dates, times), so that a release must be whole too."""
-        return not is_real(self.type)
+        """Whether values are whole numbers (integers, dates, times, units), so that a release must be whole too."""
+        return not is_real(counted_in(self.type, self.unit))
 
     @property
     def least(self) -> float:
         """The least number that the column's type can hold, a calendar has and float64 can compute with."""
-        return find_limits(self.type)[0]
+        return find_limits(self.type, self.unit)[0]
 
     @property
     def greatest(self) -> float:
         """The greatest number that the column's type can hold, a calendar has and float64 can compute with."""
-        return find_limits(self.type)[1]
+        return find_limits(self.type, self.unit)[1]
 
     def encode(self, array: pa.Array) -> tuple[Floats, Flags]:
         """Return each value as a number, and where it is null."""
@@ -273,15 +295,18 @@ class ValueCodec:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
         values = np.where(is_null, 0.0, values)  # Arrow keeps the values of nulls
         if pa.types.is_decimal(self.type):
-            return _make_decimals(np.clip(values, self.least, self.greatest), is_null, self.type)
+            values = np.clip(values, self.least, self.greatest)
+            return _make_decimals(values, is_null, self.type, self.unit)
+        if self.unit is not None and pa.types.is_integer(self.type):
+            return pa.array(refine(values, self.type, self.unit), mask=is_null).cast(self.type)
         if not self.lattice:
             kind = float_type(self.type)
             most = float(np.finfo(kind).max)
             return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
-        counted = _count(self.type)
+        counted = lattice_type(counted_in(self.type, self.unit))
         return (
             pa.array(values.astype(np.int64), mask=is_null)
-            .cast(_whole(counted))
+            .cast(whole_type(counted))
             .cast(counted)
             .cast(self.type)
         )
@@ -293,7 +318,7 @@ class ValueCodec:
         if not (math.isfinite(low) and math.isfinite(high)):
             raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
-            what, mend = _say_limits(self.type)
+            what, mend = say_limits(self.type, self.unit)
             raise _refuse(
                 self.name,
                 f"a value beyond {what}",
@@ -319,8 +344,9 @@ class ValueCodec:
 
     def _numbers(self, array: pa.Array) -> Numbers:
         """Return the exact values, 0 where null: whole numbers for a lattice, because float64 may not hold them; else float64."""
+        array = coarsen(array, self.unit)
         if not self.lattice:
-            plain = _comparable(array).cast(pa.float64())
+            plain = comparable(array).cast(pa.float64())
             return np.asarray(plain.fill_null(0).to_numpy(zero_copy_only=False))
         if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows without an error
             milliseconds = np.asarray(
@@ -328,45 +354,19 @@ class ValueCodec:
             )
             days: Numbers = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
-        counted = _count(self.type)
+        counted = lattice_type(array.type)
         # unsafe only because nanoseconds are cut to microseconds
-        whole = array.cast(counted, safe=False).cast(_whole(counted))
+        whole = array.cast(counted, safe=False).cast(whole_type(counted))
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
 
-def is_real(type_: pa.DataType) -> bool:
-    """Return whether a type's values are numbers with a fraction: floats and decimals."""
-    return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
-
-
-def is_dated(type_: pa.DataType) -> bool:
-    """Return whether a type's values are dates, or times of a date: they count from 1970."""
-    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
-
-
-def is_span(type_: pa.DataType) -> bool:
-    """Return whether a type's values are times of a day, or durations: they count from 0."""
-    return bool(pa.types.is_time(type_) or pa.types.is_duration(type_))
-
-
-def count_spans(array: pa.Array) -> Floats:
-    """Return times of a day or durations as numbers of their unit, missing ones as NaN."""
-    counted = _count(array.type)
-    whole = array.cast(counted, safe=False).cast(_whole(counted))
-    found: Floats = whole.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return found
-
-
-def float_type(type_: pa.DataType) -> Any:
-    """Return the NumPy type of the numbers of a column that is no lattice: decimals are read as float64."""
-    return np.float64 if pa.types.is_decimal(type_) else type_.to_pandas_dtype()
-
-
-def _make_decimals(values: Floats, is_null: Flags, type_: pa.DataType) -> pa.Array:
-    """Return the nearest decimals of a type; Arrow holds each in 128 bits, the low half first."""
-    counted = np.rint(values * 10.0**type_.scale).astype(np.int64)
+def _make_decimals(
+    values: Floats, is_null: Flags, type_: pa.DataType, unit: Unit | None
+) -> pa.Array:
+    """Return the nearest decimals of a type, or so many units; Arrow holds each in 128 bits, the low half first."""
+    counted = np.rint(values * (10.0**type_.scale if unit is None else 1.0)).astype(np.int64)
     halves = np.stack([counted, counted >> 63], axis=1)
-    wide = pa.decimal128(38, type_.scale)
+    wide = pa.decimal128(38, type_.scale if unit is None else find_digits(unit))
     data = pa.Array.from_buffers(wide, len(values), [None, pa.py_buffer(halves.tobytes())])
     return pc.if_else(pa.array(~is_null), data, pa.scalar(None, wide)).cast(type_)
 
@@ -453,31 +453,58 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if not (pa.types.is_integer(type_) or is_real(type_) or is_dated(type_) or is_span(type_)):
         what = f"a {column.kind} column holds numbers, dates, times or durations, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
-    bounds = None if column.bounds is None else convert_bounds(name, column.bounds, type_)
-    codec = ValueCodec(
-        name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level"
-    )
-    if bounds is not None:
-        bounds = _narrow_bounds(codec, bounds)
-    atoms = (
-        ()
-        if column.atoms is None
-        else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
-    )
+    if column.unit is not None:
+        _check_unit(name, type_, column.unit)
+    bounds, nulls = column.bounds, column.nulls == "level"
+    ends = None if bounds is None else convert_bounds(name, bounds, type_, column.unit)
+    codec = ValueCodec(name=name, type=type_, bounds=ends, atoms=(), nulls=nulls, unit=column.unit)
+    if ends is not None:
+        ends = _narrow_bounds(codec, ends)
+    atoms = np.zeros(0)
+    if column.atoms is not None:
+        declared = _convert_type(name, column.atoms, type_)
+        atoms, is_null = codec.encode(declared)
+        if column.unit is not None and not codec.decode(atoms, is_null).equals(declared):
+            raise _refuse_multiples(name, "atoms", column.unit)
     assert column.outside is not None
-    return replace(codec, bounds=bounds, atoms=atoms, outside=column.outside)
+    return replace(codec, bounds=ends, atoms=tuple(map(float, atoms)), outside=column.outside)
+
+
+def _check_unit(name: str, type_: pa.DataType, unit: Unit) -> None:
+    """Check that values of a type can be counted in a declared unit."""
+    hint = "leave it out: whole numbers, decimals, times and durations have one"
+    fits = False
+    if pa.types.is_timestamp(type_) or is_span(type_):
+        fits = isinstance(unit, str) and n_steps(type_, unit) > 0
+        hint = "write ms or s, as long as it is no finer than the type"
+    elif pa.types.is_integer(type_):
+        fits = not isinstance(unit, str) and unit == int(unit) < EXACT and unit > 1
+        hint = "write a whole number, such as 1000"
+    elif pa.types.is_decimal(type_):
+        power = None if isinstance(unit, str) else Decimal(str(unit)).normalize()
+        fits = power is not None and power.as_tuple().digits == (1,)
+        fits = fits and find_digits(unit) <= type_.scale
+        hint = f"write a power of ten, such as 1 or 0.01, with at most {type_.scale} digits after the point"
+    if not fits:
+        what = f"its unit {unit} does not fit its type {type_}"
+        raise DataError(what, f"column {name!r}", hint)
+
+
+def _refuse_multiples(name: str, what: str, unit: Unit) -> DataError:
+    hint = f"write multiples of {unit}" if what == "atoms" else "round them outward"
+    return DataError(f"its {what} are no multiples of its unit {unit}", f"column {name!r}", hint)
 
 
 def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[float, float]:
     """Return bounds as far as a type of few whole numbers reaches; values beyond what is exact would be clipped in silence, so those are refused."""
     low, high = codec.least, codec.greatest
-    if pa.types.is_integer(codec.type):
-        low, high = -_EXACT, _EXACT
-    elif pa.types.is_decimal(codec.type):
-        high = _EXACT_DIGITS / 10.0**codec.type.scale
+    if pa.types.is_decimal(codec.type):
+        high = EXACT_DIGITS / (10.0**codec.type.scale if codec.unit is None else 1.0)
         low = -high
+    elif pa.types.is_integer(codec.type):
+        low, high = -EXACT, EXACT
     if not (low <= bounds[0] and bounds[1] <= high):
-        what, mend = _say_limits(codec.type, max(map(abs, bounds)))
+        what, mend = say_limits(codec.type, codec.unit, max(map(abs, bounds)))
         raise DataError(
             f"its bounds reach beyond {what}",
             f"column {codec.name!r}",
@@ -491,13 +518,14 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
 
 
 def convert_bounds(
-    name: str, bounds: tuple[Bound, Bound], type_: pa.DataType
+    name: str, bounds: tuple[Bound, Bound], type_: pa.DataType, unit: Unit | None = None
 ) -> tuple[float, float]:
     """Return declared bounds in the numbers that a codec counts in."""
     low, high = bounds
     if isinstance(low, dt.date) and isinstance(high, dt.date):
-        return _count_since_1970(name, low, type_, last=False), _count_since_1970(
-            name, high, type_, last=True
+        counted = counted_in(type_, unit if is_dated(type_) else None)
+        return _count_since_1970(name, low, counted, last=False), _count_since_1970(
+            name, high, counted, last=True
         )
     assert not isinstance(low, dt.date) and not isinstance(high, dt.date)  # noqa: PT018 - two of one kind, says the schema
     if is_dated(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
@@ -506,6 +534,8 @@ def convert_bounds(
             f"column {name!r}",
             "write dates, such as 2000-01-01",
         )
+    if unit is not None and not isinstance(unit, str):
+        return _count_units(name, low, unit), _count_units(name, high, unit)
     if pa.types.is_floating(type_):
         # a rule may name one number, as both ends
         found = _convert_type(name, tuple(dict.fromkeys((low, high))), type_).cast(pa.float64())
@@ -522,6 +552,15 @@ def convert_bounds(
             "round them outward",
         )
     return low, high
+
+
+def _count_units(name: str, bound: float, unit: Unit) -> float:
+    """Return how many units a declared bound is: as the number that it is, or as it is written."""
+    for number in (Fraction(bound), Fraction(str(bound))):
+        count = number / Fraction(str(unit))
+        if count.denominator == 1:
+            return float(count)
+    raise _refuse_multiples(name, "bounds", unit)
 
 
 def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bool) -> float:
@@ -541,8 +580,8 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
                 where,
                 f"write the date {bound.date()}",
             )
-        return float((bound - _EPOCH.date()).days)
-    unit = _step(_count(type_))
+        return float((bound - EPOCH.date()).days)
+    unit = step_of(lattice_type(type_))
     moment = bound if isinstance(bound, dt.datetime) else dt.datetime.combine(bound, dt.time())
     if moment.tzinfo is not None and type_.tz is None:
         raise DataError(
@@ -550,9 +589,7 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
             where,
             "write the bound without a zone",
         )
-    steps, rest = divmod(
-        (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - _EPOCH, unit
-    )
+    steps, rest = divmod((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - EPOCH, unit)
     if rest:
         raise DataError(
             f"its bound {bound} is finer than its type {type_}", where, "round it outward"
@@ -602,7 +639,7 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
     # 1e300 is infinite as a float32
     if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():
         raise wrong
-    if len(_comparable(typed).unique()) < len(typed):
+    if len(comparable(typed).unique()) < len(typed):
         raise DataError(
             f"two of its declared values become equal when stored as {type_}",
             f"column {name!r}",
@@ -650,148 +687,6 @@ def _numbers_typed(levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
     if whole != list(levels):
         raise pa.ArrowInvalid("a fraction")  # pyarrow would cut it off in silence
     return pa.array(whole, type=type_)
-
-
-def _comparable(array: pa.Array) -> pa.Array:
-    """Return `array` in a type that Arrow can look values up in and take them from, with one zero instead of 0.0 and -0.0."""
-    if pa.types.is_floating(array.type):
-        return pc.add(array.cast(pa.float64()), 0.0)
-    if pa.types.is_string_view(array.type):
-        return array.cast(pa.large_string())
-    if pa.types.is_binary_view(array.type):
-        return array.cast(pa.large_binary())
-    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
-        return array.cast(pa.decimal128(array.type.precision, array.type.scale))
-    return array
-
-
-@lru_cache(maxsize=128)  # for the few types of a table, asked for each batch
-def find_limits(type_: pa.DataType) -> tuple[float, float]:
-    """Return the least and the greatest number of a column that its type holds, float64 counts exactly, and a calendar has."""
-    if pa.types.is_floating(type_):
-        return -_LARGEST, _LARGEST
-    if pa.types.is_decimal(type_):
-        most = min(10**type_.precision - 1, _EXACT_DIGITS) / 10.0**type_.scale
-        return -most, most
-    counted = _count(type_)
-    held = np.iinfo(_whole(counted).to_pandas_dtype())
-    low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
-    if pa.types.is_time(type_):
-        return 0.0, float(_ONE_DAY // _step(counted) - 1)
-    if is_dated(type_):
-        # a year there, and in UTC
-        zones = {
-            dt.UTC,
-            (pa.scalar(0, counted).as_py().tzinfo if pa.types.is_timestamp(counted) else None)
-            or dt.UTC,
-        }
-        low = max(
-            low,
-            *(
-                float((dt.datetime.min.replace(tzinfo=zone) - _EPOCH) // _step(counted))
-                for zone in zones
-            ),
-        )
-        high = min(
-            high,
-            *(
-                float((dt.datetime.max.replace(tzinfo=zone) - _EPOCH) // _step(counted))
-                for zone in zones
-            ),
-        )
-    return low, high
-
-
-def _step(counted: pa.DataType) -> dt.timedelta:
-    """Return how long one step of a lattice of dates, times or durations is."""
-    return (
-        dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000, "us": 1}[counted.unit])
-        if not pa.types.is_date(counted)
-        else _ONE_DAY
-    )
-
-
-def name_unit(type_: pa.DataType) -> str:
-    """Return the unit in which a column of dates, times or durations is counted."""
-    counted = _count(type_)
-    return "days" if pa.types.is_date(counted) else UNITS[counted.unit]
-
-
-def tell_unit(type_: pa.DataType) -> str:
-    """Return what the numbers of a column of times of a day, or of durations, count."""
-    return f"{name_unit(type_)}{' since midnight' if pa.types.is_time(type_) else ''}"
-
-
-def say_number(number: float, type_: pa.DataType | None = None) -> str:
-    """Return a number as every label has it: whole, or in six digits; of a column of dates or times, as that, in whole seconds."""
-    if type_ is not None and pa.types.is_temporal(type_):
-        try:
-            whole = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64())
-            time = whole.cast(type_).as_py()
-        except (OverflowError, ValueError):  # the edge of a cell, in a year that no calendar has
-            if is_span(type_):  # or before midnight
-                return f"{number:,.0f}"
-            time = dt.date.max if number > 0 else dt.date.min
-        return str(time)[:19].removesuffix(" 00:00:00")
-    number = 0.0 if abs(number) < 1e-300 else number  # the neighbours of 0 are edges, too
-    short = f"{number:,.6g}"
-    is_whole = number == math.floor(number) or "e+" in short
-    return f"{number:,.0f}" if is_whole and abs(number) < 1e15 else short
-
-
-def _say_limits(type_: pa.DataType, most: float = 0.0) -> tuple[str, str]:
-    """Return the limits of a type in words, and how to store numbers beyond them, of which the public one that lies farthest from 0 may be known."""
-    if pa.types.is_floating(type_):
-        return "±2**1021, where differences overflow", "store it in a larger unit"
-    if pa.types.is_decimal(type_):
-        digits = math.floor(math.log10(_EXACT_DIGITS / most)) if most else max(type_.scale - 1, 0)
-        mend = "with fewer digits after the point" if most <= 0 else f"as decimal128(16, {digits})"
-        limit = f"±{find_limits(type_)[1]:,.{max(type_.scale, 0)}f}"
-        return (
-            f"{limit}, up to which all digits of {type_} are exact",
-            f"store it {mend if 0 <= digits < type_.scale else 'in a larger unit'}",
-        )
-    if pa.types.is_time(type_):
-        return f"one day, in {tell_unit(type_)}", "count from midnight"
-    if is_dated(type_):
-        low, high = find_limits(type_)
-        if high < _EXACT:
-            return f"the years 1 to 9999 of {type_}", "correct the file's type"
-        first, last = ((_EPOCH + number * _step(_count(type_))).date() for number in (low, high))
-        return (
-            f"{first + _ONE_DAY} to {last - _ONE_DAY}, the whole days that {type_} counts exactly",
-            "store it as timestamp[ms]",
-        )
-    what = "±2**53, where whole numbers are no longer exact"
-    if is_span(type_):
-        coarser = {"ns": "duration[ms]", "us": "duration[ms]", "ms": "duration[s]"}.get(type_.unit)
-        return f"{what} ({name_unit(type_)})", f"store it as {coarser or 'whole days'}"
-    return (
-        what,
-        "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)",
-    )
-
-
-def _count(type_: pa.DataType) -> pa.DataType:
-    """Return the type whose steps are the lattice of a column: whole days for dates, microseconds for nanoseconds."""
-    if pa.types.is_date(type_):
-        return pa.date32()
-    if getattr(type_, "unit", "") != "ns":
-        return type_
-    if pa.types.is_timestamp(type_):
-        return pa.timestamp("us", tz=type_.tz)
-    return pa.time64("us") if pa.types.is_time(type_) else pa.duration("us")
-
-
-def _whole(counted: pa.DataType) -> pa.DataType:
-    """Return the integer type that Arrow casts a counted type from and to."""
-    return (
-        counted
-        if pa.types.is_integer(counted)
-        else pa.int32()
-        if counted.bit_width == 32
-        else pa.int64()
-    )
 
 
 def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:

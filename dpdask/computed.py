@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 
 from dpdask.archive import Json, Named
 from dpdask.arrays import Flags, Floats, Ints
-from dpdask.codec import Codecs, ValueCodec, codec_for, find_limits, name_unit
+from dpdask.codec import Codecs, ValueCodec, codec_for
 from dpdask.conditions import Level, Terms
 from dpdask.domains import MAX_LEVELS
 from dpdask.errors import DataError, SpecError, quote_names
+from dpdask.scales import counted_in, find_limits, name_unit
 from dpdask.schema import Column, Schema
 
 Pair = tuple[Level | None, Level | None]
@@ -176,6 +177,8 @@ def _check_gap(start: str, end: str, one: Column, other: Column) -> None:
         raise SpecError(what, where, "declare its bounds")
     if one.is_dated != other.is_dated:
         raise SpecError("one of them holds dates and one numbers", where, "correct their bounds")
+    if one.unit != other.unit:
+        raise SpecError("they are counted in different units", where, "declare one `unit`")
     if one.ends[1] > other.ends[1]:
         what = f"contradicts the bounds: some values of {start!r} are above all of {end!r}"
         hint = (
@@ -208,6 +211,8 @@ def _check_sum(name: str, terms: Terms, schema: Schema) -> None:
     column, where = schema.columns[name], f"{_WHERE}, {name}"
     if column.kind != "continuous":
         raise SpecError("a sum is continuous", where, f"declare {name!r} continuous")
+    if any(schema.columns[each].unit is not None for each in (name, *(term for _, term in terms))):
+        raise SpecError("sums and their parts have no `unit`", where, "leave it out, or the rule")
     for _, term in terms:
         part = schema.columns[term]
         values = (*part.listed, *(part.bounds or ()), *(part.atoms or ()))
@@ -328,7 +333,8 @@ class View:
         found = self.computed.told
         for end in self.computed.gaps:
             if pa.types.is_temporal(self.own[end].type):
-                found[end] += f", counted in {name_unit(self.own[end].type)}"
+                counted = counted_in(self.own[end].type, self.own[end].unit)
+                found[end] += f", counted in {name_unit(counted)}"
         return found
 
     def describe(self, parts: Mapping[str, Named]) -> dict[str, Json]:

@@ -211,7 +211,7 @@ def _as_bounds(value: object) -> object:
         for bound in value
     ):
         raise ValueError(
-            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, list its values as levels, or, if it holds floats, write the bound as in 1.0e+16"
+            "whole bounds beyond ±2**53 are not exact; round them outward, as in 10000000000000000, and declare a `unit`; or list the column's values as levels; or, if it holds floats, write the bound as in 1.0e+16"
         )
     return tuple(value)
 

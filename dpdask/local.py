@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.arrays import Floats, Indices
-from dpdask.codec import Codec, ValueCodec, float_type
+from dpdask.codec import Codec, ValueCodec
 from dpdask.conditions import Level
 from dpdask.documents import write_new
 from dpdask.errors import SpecError
@@ -27,6 +27,7 @@ from dpdask.mechanisms.dip.columns import (
 )
 from dpdask.mechanisms.dip.spec import DipMechanism
 from dpdask.references import RankDistribution
+from dpdask.scales import float_type
 from dpdask.schema import Column
 from dpdask.version import __version__
 
@@ -160,6 +161,9 @@ def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[
     if isinstance(mechanism, WindowMechanism):
         what = "it has too many levels for a file that a device reads"
         hint = "list the commonest, and let `other` stand for the rest"
+        raise SpecError(what, f"column {codec.name!r}", hint)
+    if declared.unit is not None:
+        what, hint = "a device does not round values to a `unit`", "leave it out"
         raise SpecError(what, f"column {codec.name!r}", hint)
     common = {"kind": declared.kind, "epsilon": mechanism.epsilon}
     if isinstance(mechanism, LevelMechanism):

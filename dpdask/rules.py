@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from dpdask.arrays import Flags, Ints
 from dpdask.cells import Cells, CutColumns
 from dpdask.cells import cells as make_cells
-from dpdask.codec import codec_for, convert_bounds, is_bytes, is_dated
+from dpdask.codec import codec_for, convert_bounds, is_bytes
 from dpdask.conditions import Rule
 from dpdask.documents import suggest
 from dpdask.errors import DataError, SpecError
+from dpdask.scales import is_dated
 from dpdask.schema import Schema
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
     if len(known) != 2:
         what = "a condition on numbers has the lowest and the highest one"
         raise SpecError(what, where, "write [lowest, highest]")
-    low, high = convert_bounds(name, (known[0], known[1]), codec.type)
+    low, high = convert_bounds(name, (known[0], known[1]), codec.type, codec.unit)
     firsts, lasts = column.firsts, column.edges[1:]
     inside = (firsts >= low) & (lasts <= high)
     # of numbers with a fraction, the end is not in the range, unless it is the upper bound

@@ -53,6 +53,7 @@ from dpdask.domains import (
 )
 from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html import make_html_table
+from dpdask.scales import Unit
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
@@ -60,7 +61,7 @@ Outside = Literal["clip", "null", "other", "refuse"]
 
 _LONGEST_SHOWN = 60  # characters of a level that a message names
 _OF_PRIVATE = (
-    *("kind", "levels", "found", "bounds", "atoms", "outside", "other"),
+    *("kind", "levels", "found", "bounds", "unit", "atoms", "outside", "other"),
     *("encoding", "taxonomy", "most"),
 )
 _MOST_WITH_TAXONOMY = 64  # levels that are found: others are told by their parents
@@ -128,6 +129,11 @@ class Column(Document):
     2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC
     is meant), or days or the column's own unit since 1970 (microseconds if that is finer).
     """
+    unit: Unit | None = None
+    """The unit to which values of a continuous or mixed column are rounded down, because they are not exact in its own: of
+    whole numbers a whole number, such as 1000; of decimals a power of ten, such as 0.01; of times and
+    durations `s`, `ms` or `us`. Bounds and atoms are multiples of it; numbers that bound times count in it.
+    """
     atoms: Levels | None = None
     """The values of a mixed column that carry probability of their own, strictly increasing."""
     nulls: Nulls = "refuse"
@@ -183,7 +189,7 @@ class Column(Document):
         written: dict[str, Any] = plain(self)
         usual = {
             "outside": None if self.role != "privatise" else _usual(written),
-            **dict.fromkeys(("other", "found", "encoding", "taxonomy", "most")),
+            **dict.fromkeys(("other", "found", "encoding", "taxonomy", "most", "unit")),
             "constant": False,
         }
         if self.discovers:
@@ -215,14 +221,14 @@ class Column(Document):
         takes = {
             "discrete": {"levels"},
             "categorical": {"levels"},
-            "continuous": {"bounds"},
-            "mixed": {"atoms", "bounds"},
+            "continuous": {"bounds", "unit"},
+            "mixed": {"atoms", "bounds", "unit"},
         }[str(self.kind)]
-        for key in ("levels", "bounds", "atoms"):
+        for key in ("levels", "bounds", "unit", "atoms"):
             given = getattr(self, key) is not None
             if given and key not in takes:
                 raise ValueError(f"a {self.kind} column takes no {key}")
-            if not given and key in takes and key != "bounds":
+            if not given and key in takes and key not in ("bounds", "unit"):
                 raise ValueError(f"a {self.kind} column needs {key}")
         if self.discovers:
             if self.kind != "categorical":
@@ -332,6 +338,7 @@ class Column(Document):
         if self.levels is not None:
             return f"{len(self.levels)} levels: {_shorten(self.levels)}"
         bounds = "" if self.bounds is None else f"{self.bounds[0]} to {self.bounds[1]}"
+        bounds += "" if self.unit is None else f", in units of {self.unit}"
         return (
             bounds
             if self.atoms is None

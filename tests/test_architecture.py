@@ -48,6 +48,7 @@ BASE = (
     "documents",
     "conditions",
     "domains",
+    "scales",
     "schema",
     "codec",
     "computed",

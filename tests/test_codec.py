@@ -411,33 +411,38 @@ def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet
 
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
-LARGER = "list its values as levels, or store it in a larger unit (times: microseconds in place of nanoseconds)"
+ROUNDED = "declare `unit: {}`, to which values are rounded down"
+LISTED = f"list its values as levels, or {ROUNDED}"
 CORRECT = "correct the file's type"
 
 
 @pytest.mark.parametrize(
     ("type_", "inside", "beyond", "mend"),
     [
-        *((type_, [-(2**53), 2**53], [0, 2.0**54], LARGER) for type_ in (pa.int8(), INT)),
-        (UNSIGNED, [0, 2.0**53], [-(2.0**60), 5], LARGER),
+        *(
+            (type_, [-(2**53), 2**53], [0, 2.0**54], LISTED.format(10))
+            for type_ in (pa.int8(), INT)
+        ),
+        (UNSIGNED, [0, 2.0**53], [-(2.0**60), 5], LISTED.format(1000)),
         (FLOAT, [-(2.0**1021), 2.0**1021], [0, 1.7e308], "store it in a larger unit"),
         *(
-            (type_, [-most, most], beyond, f"store it {mend}")
-            for type_, most, beyond, mend in (
-                (CENTS, 2**50 / 100, [-(10**14), 5], "as decimal128(16, 1)"),
-                (CENTS, 2**50 / 100, [0, 2**51], "in a larger unit"),
-                (pa.decimal128(5, 2), 999.99, [0, 10**14], "as decimal128(16, 1)"),
-                (pa.decimal32(3, 0), 999, [0, 2**51], "in a larger unit"),
-                (pa.decimal256(60, 30), 1e-15, [0, 10**6], "as decimal128(16, 9)"),
+            (type_, [-most, most], beyond, ROUNDED.format(unit))
+            for type_, most, beyond, unit in (
+                (CENTS, 2**50 / 100, [-(10**14), 5], "0.1"),
+                (CENTS, 2**50 / 100, [0, 2**51], "10"),
+                (pa.decimal128(5, 2), 999.99, [0, 10**14], "0.1"),
+                (pa.decimal32(3, 0), 999, [0, 2**51], "10"),
+                (pa.decimal256(60, 30), 1e-15, [0, 10**6], "0.000000001"),
             )
         ),
         *(
-            (pa.duration(unit), [-(2**53), 2**53], [0, 2.0**60], f"store it as {coarser}")
-            for unit, coarser in (
-                ("ns", "duration[ms]"),
-                ("us", "duration[ms]"),
-                ("ms", "duration[s]"),
+            (
+                pa.duration(unit),
+                [-(2**53), 2**53],
+                [0, 2.0**60],
+                f"{ROUNDED.format(coarser)}, and in which bounds count",
             )
+            for unit, coarser in (("ns", "ms"), ("us", "ms"), ("ms", "s"))
         ),
         *((type_, [FIRST, LAST], [0, 2_932_897], CORRECT) for type_ in (DAY, pa.date64())),
         (MOMENTS["s"], [FIRST, LAST], [0, 1e15], CORRECT),
@@ -448,7 +453,7 @@ CORRECT = "correct the file's type"
                 pa.timestamp(unit, zone),
                 [dt.date(1684, 7, 29), dt.date(2255, 6, 4)],
                 beyond,
-                "store it as timestamp[ms]",
+                ROUNDED.format("ms"),
             )
             for unit, zone in (("us", None), ("ns", "+05:30"))
             for beyond in (
@@ -485,15 +490,15 @@ def test_the_way_on_that_a_number_beyond_is_answered_with_leads_on(type_):
     bound, value = FAR[type_]
     low = dt.date(2000, 1, 1) if isinstance(bound, dt.date) else 0
     error = refusal(make, type_, bounds=(low, bound))
-    found = re.search(r"store it as (\w+)(?:\[(\w+)\]|\((\d+), (\d+)\))", error.hint)
+    found = re.search("`unit: ([^`]+)`", error.hint)[1]
     if pa.types.is_integer(type_):
         assert "list its values as levels" in error.hint
         levels = [value - 1, value, value + 1]
         assert make(type_, levels=levels).encode(pa.array(levels, type_)).tolist() == [0, 1, 2]
-    else:
-        name, unit, *digits = found.groups()
-        coarser = getattr(pa, name)(*([unit] if unit else map(int, digits)))
-        make(coarser, bounds=(low, bound // 1000 if name == "duration" else bound))
+    unit = found if pa.types.is_temporal(type_) else float(found)
+    if pa.types.is_integer(type_):
+        bound = bound // unit * unit
+    make(type_, unit=unit, bounds=(low, bound // 1000 if pa.types.is_duration(type_) else bound))
     if value is not None:
         whole = pa.types.is_integer(type_) or pa.types.is_duration(type_)
         given = pa.array([value]).cast(type_) if whole else as_array([value], type_)
@@ -510,7 +515,7 @@ def test_whole_bounds_that_float64_would_change_are_refused(bound):
     for bounds in ([0, bound], [bound, 0]):
         with pytest.raises(
             SpecError,
-            match=r"whole bounds beyond ±2\*\*53 are not exact; store the column in a larger unit",
+            match=r"whole bounds beyond ±2\*\*53 are not exact; round them outward",
         ):
             Column(role="privatise", kind="continuous", bounds=bounds)
 

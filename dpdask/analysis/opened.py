@@ -21,7 +21,7 @@ from dpdask.analysis.results import N_BINS, NO_LINE, Query, clip_to, plot_all
 from dpdask.analysis.results import Result as Result
 from dpdask.analysis.subset import Derived, Subset
 from dpdask.arrays import Ends, Floats
-from dpdask.codec import count_spans, is_bytes, is_dated, is_real, is_span, read_texts
+from dpdask.codec import is_bytes, read_texts
 from dpdask.documents import suggest
 from dpdask.engine.lazy import read_frame, read_shards, record_frame
 from dpdask.engine.source import Frame
@@ -33,6 +33,7 @@ from dpdask.io.shards import MEASURED, META, MODEL, ShardWriter
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import microseconds_of, say_date
 from dpdask.references.counts import read_counts
+from dpdask.scales import coarsen, count_spans, is_dated, is_real, is_span
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
@@ -57,6 +58,7 @@ Refusals: TypeAlias = Mapping[str, tuple[str, str]]  # by question, why not, and
 _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
+_ROUNDED = "the numbers of {!r} are {}, rounded down"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -202,14 +204,18 @@ class OpenedRelease:
         return rows.assign(**made)[list(names)]
 
     def _load(self, shards: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
-        """Return columns of shards, with texts in place of the bytes that a card says are texts."""
+        """Return columns of shards: with texts in place of the bytes that a card says are texts, and numbers in place of times of a day, durations and values with a unit."""
         rows, held = read_shards(self.folder, shards, names), read_schema(self.folder, shards[0])
         for name in names:
-            encoding = self.content["columns"].get(name, {}).get("encoding")
-            if encoding and is_bytes(held.field(name).type):  # tables of counts have texts
+            type_, part = held.field(name).type, self.content["columns"].get(name, {})
+            encoding, unit = part.get("encoding"), part.get("unit")
+            if encoding and is_bytes(type_):  # tables of counts have texts
                 rows[name] = read_texts(
                     pa.array(rows[name], pa.large_binary()), encoding
                 ).to_pandas()
+            elif unit is not None or (is_span(type_) and part.get("role", "kept") != "kept"):
+                values = coarsen(pa.array(rows[name], type_, from_pandas=True), unit)
+                rows[name] = count_spans(values) if is_span(type_) else values.to_pandas()
         return rows
 
     def _sources(self, names: Sequence[str]) -> list[str]:
@@ -223,21 +229,13 @@ class OpenedRelease:
         return {}
 
     def _read(self, names: Sequence[str]) -> pd.DataFrame:
-        """Return released columns, which nobody may change; those of a small table are read once. Times of a day and durations are numbers of their unit."""
+        """Return released columns, which nobody may change; those of a small table are read once."""
         if self.n_rows > _HELD_ROWS:
-            return self._read_numbers(names)
+            return self._read_rows(names)
         missing = [name for name in names if name not in self._held]
         if missing:
-            self._held.update(self._read_numbers(missing).items())
+            self._held.update(self._read_rows(missing).items())
         return pd.DataFrame({name: self._held[name] for name in names}, copy=False)
-
-    def _read_numbers(self, names: Sequence[str]) -> pd.DataFrame:
-        frame = self._read_rows(names)
-        for name in names:
-            type_, part = self._types.field(name).type, self.content["columns"].get(name, {})
-            if is_span(type_) and part.get("role") != "kept":
-                frame[name] = count_spans(pa.array(frame[name], type_, from_pandas=True))
-        return frame
 
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard; it warns as `to_pandas` does."""
@@ -599,9 +597,12 @@ class OpenedRelease:
         if possible is not None:  # the ends of intervals are
             found = replace(found, estimate=clip_to(found.estimate, possible), possible=possible)
         unit = self.content["guarantee"]["unit"]
-        if isinstance(unit, dict) and not found.of_table:
-            limit = _BOUNDED.format(**unit)
-            found = replace(found, limits=(limit, *found.limits))
+        limits = [_BOUNDED.format(**unit)] if isinstance(unit, dict) and not found.of_table else []
+        counted = {
+            name: self._column(name)["numbers"] for name in names if "unit" in self._column(name)
+        }
+        limits += [_ROUNDED.format(name, numbers) for name, numbers in counted.items()]
+        found = replace(found, limits=(*limits, *found.limits))
         return cast("Result", found)
 
     def _plan(self, asked: Query) -> Callable[[], Any]:

@@ -335,7 +335,7 @@ class OpenedPersons(OpenedPoints):
             if own:
                 frame = self._load(self.person_shards, columns)
             else:
-                frame = self._read_numbers(columns)
+                frame = self._read_rows(columns)
                 self._cells[self.key] = frame[self.key].to_numpy()
             self._cells[name] = find_cells(self._column(name), frame[name])
         return self._cells[name]

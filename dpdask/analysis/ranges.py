@@ -493,7 +493,8 @@ class OpenedRanges(KeptColumns):
         """Return the declared bounds of a column in the numbers of its ranges; None if there are none, or its card does not tell which numbers."""
         column = self._column(name)
         bounds, micro = column.get("bounds"), microseconds_of(column.get("numbers"))
-        if bounds is None or (micro is None and column.get("numbers") != OWN_NUMBERS):
+        is_own = column.get("numbers") == OWN_NUMBERS or "unit" in column
+        if bounds is None or (micro is None and not is_own):
             return None
         low, high = (
             float(bound)

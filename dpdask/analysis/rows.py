@@ -290,7 +290,9 @@ class OpenedRows(KeptColumns):
             self._column(name),
             to_floats(released, scale),
             self._n_reference,
-            is_whole=pa.types.is_integer(type_) or pa.types.is_temporal(type_),
+            is_whole="unit" in self._column(name)
+            or pa.types.is_integer(type_)
+            or pa.types.is_temporal(type_),
         )
 
     # ---- estimates that the channel is taken out of

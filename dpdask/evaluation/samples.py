@@ -26,6 +26,7 @@ from dpdask.io.parquet import read_shard
 from dpdask.io.storage import Folder, open_filesystem
 from dpdask.kernels.hashing import siphash
 from dpdask.mechanisms.card import microseconds_of
+from dpdask.scales import coarsen
 from dpdask.schema import Schema
 from dpdask.stats.statistic import as_words
 
@@ -202,6 +203,9 @@ def code_sides(
     dates, left_out = set(), []
     for name in map(str, original.columns):
         column, pair = columns[name], (original[name], released[name])
+        if "unit" in column:
+            arrays = (pa.array(each, from_pandas=True) for each in pair)
+            pair = tuple(coarsen(array, column["unit"]).to_pandas() for array in arrays)
         one, two = (None if "levels" in column else _to_numbers(values) for values in pair)
         if one is not None and two is not None:
             real[name], given[name] = one, two

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for, is_bytes, is_dated, is_span, is_text
+from dpdask.codec import codec_for, is_bytes, is_text
 from dpdask.conditions import Level
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.domains import DISCOVER, MAX_LEVELS
@@ -22,6 +22,7 @@ from dpdask.errors import DataError, SpecError
 from dpdask.io.files import FoundColumn
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.inputs import Input
+from dpdask.scales import is_dated, is_span
 from dpdask.schema import Schema
 
 _HEAD = """\

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dpdask.archive import Json, Named
 from dpdask.arrays import freeze_class
 from dpdask.cells import Cells, CutColumns
-from dpdask.codec import UNITS, Codec, ValueCodec, is_span, tell_unit
+from dpdask.codec import Codec, ValueCodec
 from dpdask.computed import View
 from dpdask.documents import Document
 from dpdask.errors import InputError, SpecError, list_names
@@ -30,6 +30,7 @@ from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_cou
 from dpdask.privacy.budget import Part, Promise
 from dpdask.privacy.events import Adjacency, write_digits
 from dpdask.privacy.ledger_entries import Coverage
+from dpdask.scales import UNITS, counted_in, is_span, tell_unit
 from dpdask.schema import Column, Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
@@ -548,21 +549,23 @@ def _describe_column(schema: Schema, column: Cells) -> Json:
 def tell_domain(column: Column, codec: ValueCodec) -> Json:
     """Return a column's `bounds` and `atoms` as cards give them: in the numbers of its codec, but those of floats as they were declared."""
     if codec.lattice:
-        atoms = codec.atoms if pa.types.is_temporal(codec.type) else column.atoms
-        return {"bounds": codec.bounds, "atoms": atoms or ()}
+        is_own = codec.unit is None and not pa.types.is_temporal(codec.type)
+        return {"bounds": codec.bounds, "atoms": (column.atoms if is_own else codec.atoms) or ()}
     return {"bounds": column.bounds, "atoms": column.atoms or ()}
 
 
-def tell_numbers(codec: Codec) -> dict[str, str]:
-    """Return which numbers a card has in place of a column's dates, times or durations, as `numbers`; nothing for a column of numbers."""
-    if is_span(codec.type):
-        return {"numbers": tell_unit(codec.type)}
-    if pa.types.is_date(codec.type):
+def tell_numbers(codec: Codec) -> Json:
+    """Return which numbers a card has in place of a column's dates, times or durations, or of values that are counted in a declared `unit`; nothing for other columns."""
+    type_ = counted_in(codec.type, codec.unit)
+    unit = {} if codec.unit is None else {"unit": codec.unit}
+    if is_span(type_):
+        return unit | {"numbers": tell_unit(type_)}
+    if pa.types.is_date(type_):
         return {"numbers": DAYS}
-    if pa.types.is_timestamp(codec.type):
-        zone = " UTC" if codec.type.tz else ""
-        return {"numbers": f"{_UNITS[codec.type.unit]} since 1970-01-01{zone}"}
-    return {}
+    if pa.types.is_timestamp(type_):
+        zone = " UTC" if type_.tz else ""
+        return unit | {"numbers": f"{_UNITS[type_.unit]} since 1970-01-01{zone}"}
+    return unit and unit | {"numbers": f"units of {codec.unit}"}
 
 
 def microseconds_of(numbers: str | None) -> int | None:

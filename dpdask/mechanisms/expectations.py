@@ -23,7 +23,7 @@ from dpdask.channels import (
     laplace,
     optimal,
 )
-from dpdask.codec import Codec, Codecs, is_span
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.kernels.channel import alias_tables
@@ -47,6 +47,7 @@ from dpdask.references.counts import label_table
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
 from dpdask.references.reference import ColumnCounts, ColumnStatistic
+from dpdask.scales import is_span
 from dpdask.schema import Schema
 from dpdask.stats.statistic import CellCounts
 from dpdask.streams import Noise, RunKey, stream, words

@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.arrays import Floats, Ints, freeze_class
-from dpdask.codec import is_bytes, is_span, read_texts, say_number
+from dpdask.codec import is_bytes, read_texts
 from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest, Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card, ColumnPart, find_guidance, no_margin
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
+from dpdask.scales import coarsen, is_span, say_number
 
 MAX_ROWS = 2**17
 MAX_PARTS = 32
@@ -63,10 +64,14 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str], card
     ]
     rows = pa.Table.from_batches(batches) if batches else pa.table({})
     for place, name in enumerate(rows.column_names):
-        encoding = card.columns[name].details.get("encoding") if name in card.columns else None
+        stated = card.columns[name].details if name in card.columns else {}
+        encoding, unit = stated.get("encoding"), stated.get("unit")
         if encoding and is_bytes(rows[name].type):  # tables of counts have texts
             texts = [read_texts(chunk, encoding) for chunk in rows[name].chunks]
             rows = rows.set_column(place, name, pa.chunked_array(texts))
+        elif unit is not None:
+            counted = [coarsen(chunk, unit) for chunk in rows[name].chunks]
+            rows = rows.set_column(place, name, pa.chunked_array(counted))
     return Sample(rows=rows, n_rows=manifest.n_rows)
 
 

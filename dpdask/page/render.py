@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 
 from dpdask.archive import Named
-from dpdask.codec import is_real, say_number
 from dpdask.documents import write_new
 from dpdask.errors import list_names, say_count
 from dpdask.html import read_file, read_style, render_page
@@ -49,6 +48,7 @@ from dpdask.page.pictures import (
 from dpdask.privacy import attacker_power, percent_above
 from dpdask.privacy.budget import HEADS, bound_belief, bound_values, order_text, write_above
 from dpdask.privacy.events import FINE
+from dpdask.scales import is_real, say_number
 from dpdask.version import __version__
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
@@ -615,6 +615,7 @@ def describe_column(name: str, card: Card) -> Content:
             or (say_number(bound) if isinstance(bound, int | float) else str(bound))
             for bound in bounds
         )
+        domain += f", in {stated['numbers']}" if "unit" in stated else ""
     else:
         domain = "as it is" if part.role == "kept" else stated.get("from", "")
     domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""

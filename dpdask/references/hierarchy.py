@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from dpdask.arrays import Flags, Floats, Ints
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
-from dpdask.codec import Codec, ValueCodec, float_type, is_dated
+from dpdask.codec import Codec, ValueCodec
 from dpdask.kernels.channel import project, project_each
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
 from dpdask.references.counts import complete_rows, list_ends, make_rows
+from dpdask.scales import float_type, is_dated
 from dpdask.stats.statistic import CellCounts
 
 N_LEVELS = 3

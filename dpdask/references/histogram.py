@@ -16,7 +16,7 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.arrays import Floats, freeze_class
 from dpdask.arrays import Ints as Counts
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
-from dpdask.codec import Codecs, float_type
+from dpdask.codec import Codecs
 from dpdask.errors import DataError, InputError
 from dpdask.kernels.channel import project
 from dpdask.privacy import UnitColumn
@@ -46,6 +46,7 @@ from dpdask.references.reference import (
     ReferenceBase,
     Structure,
 )
+from dpdask.scales import float_type
 from dpdask.schema import Column, Schema
 from dpdask.stats.statistic import CellCounts
 from dpdask.streams import Noise

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from dpdask.arrays import Floats
-from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec, float_type
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
@@ -28,6 +28,7 @@ from dpdask.references.reference import (
     check_levels,
     make_continuous,
 )
+from dpdask.scales import float_type
 from dpdask.schema import Schema
 from dpdask.stats.records import MAX_RECORDS, RecordStatistic
 from dpdask.streams import RunKey, stream, words

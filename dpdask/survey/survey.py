@@ -455,6 +455,8 @@ def _ask(name: str, wording: Wording, release: IntervalRelease, codec: Codec) ->
         bounds = codec.bounds or (-math.inf, math.inf)
     if pa.types.is_timestamp(type_):
         raise SpecError("people are asked for numbers and dates", where, "declare the type date32")
+    if codec.unit is not None:
+        raise SpecError("answers are taken as they are", where, "leave `unit` out")
     if step.lattice and wording.decimals:
         hint = "leave it out, or declare the type float64"
         raise SpecError("its anchors are whole", f"wording.{name}.decimals", hint)

@@ -12,7 +12,6 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from dpdask.arrays import freeze_class
-from dpdask.codec import is_dated
 from dpdask.computed import View
 from dpdask.documents import Document, GrownDocument, suggest
 from dpdask.errors import SpecError, list_names
@@ -41,6 +40,7 @@ from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Sentences, Spec
 from dpdask.references.histogram import Bins, Found
 from dpdask.rules import CellRules, check_levels, describe_rules
+from dpdask.scales import is_dated
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpdask.archive import Archive, Contents, Named
 from dpdask.arrays import Floats, Ints, freeze_class
 from dpdask.cells import Cells, CutColumns, FoundBins
-from dpdask.codec import ValueCodec, is_real
+from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.mechanisms.columns import (
@@ -22,6 +22,7 @@ from dpdask.mechanisms.columns import (
     draw_records,
 )
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
+from dpdask.scales import Unit, is_real
 from dpdask.schema import Schema
 from dpdask.streams import Rng, RunKey, stream
 
@@ -150,16 +151,21 @@ def centres(column: Cells) -> pa.Array:
         return codec.decode(np.arange(codec.n_levels))
     singles = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms])
     values = np.concatenate([singles, line_moments(column)[0]])[column.possible]
-    is_float = pa.types.is_integer(codec.type) or is_real(codec.type)
-    return decode_points(codec, values if is_float else np.floor(values), int(codec.nulls))
+    values = values if _has_middles(codec.type, codec.unit) else np.floor(values)
+    return decode_points(codec, values, int(codec.nulls))
 
 
 def decode_points(codec: ValueCodec, values: Floats, n_null: int) -> pa.Array:
-    """Return values, of which the first stand for null, as float64, or in a type that is no number."""
+    """Return values, of which the first stand for null, as float64, or in the column's type."""
     is_null = np.arange(len(values)) < n_null
-    if pa.types.is_integer(codec.type) or is_real(codec.type):
+    if _has_middles(codec.type, codec.unit):
         return pa.array(values, type=pa.float64(), mask=is_null)
     return codec.decode(np.rint(values), is_null)
+
+
+def _has_middles(type_: pa.DataType, unit: Unit | None) -> bool:
+    """Return whether cells of a line have their middles as values, which the type may not hold: of numbers without a unit."""
+    return unit is None and (pa.types.is_integer(type_) or is_real(type_))
 
 
 Points = Literal["centre", "spread"]
@@ -327,8 +333,8 @@ def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
     """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64."""
     types = {each.name: each.type for each in released}
     for name, type_ in types.items():
-        is_number = pa.types.is_integer(type_) or is_real(type_)
-        if is_number and not schema.columns[name].has_levels:
+        column = schema.columns[name]
+        if _has_middles(type_, column.unit) and not column.has_levels:
             types[name] = pa.float64()
     return pa.schema({**types, WEIGHT: pa.float64()})
 

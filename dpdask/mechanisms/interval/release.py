@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Contents, Named
 from dpdask.arrays import Flags, Floats, Words, freeze_class
-from dpdask.codec import Codec, Codecs, codec_for, is_real
+from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import (
     BinMechanism,
@@ -28,6 +28,7 @@ from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_r
 from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_coverages
 from dpdask.mechanisms.mechanism import RandomisedRows
 from dpdask.privacy.events import round_up_sum
+from dpdask.scales import is_real
 from dpdask.schema import Column
 from dpdask.stats.statistic import encode
 from dpdask.streams import Rng
@@ -60,9 +61,8 @@ def make_released_schema(
 
 
 def is_lattice(codec: Codec) -> bool:
-    """Return whether a column's values are whole numbers: integers, dates, times."""
-    type_ = codec.type
-    return not is_real(type_)
+    """Return whether a column's values are whole numbers: integers, dates, times, units."""
+    return codec.lattice or not is_real(codec.type)
 
 
 def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, Flags]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpdask.archive import Json
 from dpdask.arrays import freeze_class
-from dpdask.codec import Codec, Codecs, is_real
+from dpdask.codec import Codec, Codecs
 from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
@@ -55,6 +55,7 @@ from dpdask.privacy.events import (
     write_digits,
 )
 from dpdask.references.reference import CHECK, ColumnStatistic
+from dpdask.scales import counted_in, is_real
 from dpdask.schema import Column, Schema, arrow_type
 from dpdask.streams import RunKey
 
@@ -305,7 +306,7 @@ def _check_tables(name: str, design: Design, column: Column) -> None:
         design.perturb.reference.freeze(name)
     either = [False, True]
     if column.type is not None:
-        either = [not is_real(arrow_type(column.type))]
+        either = [not is_real(counted_in(arrow_type(column.type), column.unit))]
     errors = []
     for lattice in either:
         try:
@@ -556,6 +557,8 @@ def _describe(name: str, release: IntervalRelease, schema: Schema, codec: Codec 
         found["bounds"] = declared.bounds
     if codec is not None:
         found |= {"numbers": OWN_NUMBERS} | tell_numbers(codec)
+        if declared.unit is not None:
+            found["bounds"] = codec.bounds
     perturbation, reference = release.perturbations.get(name), design.public_reference
     if isinstance(design, IntervalDifferential) and perturbation is not None:
         found["epsilon"] = design.perturb.epsilon
