@@ -692,7 +692,8 @@ def _numbers_typed(levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
 def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     """Return `array` without a dictionary; it must then be of the column's type."""
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        # Arrow decodes no dictionary of its views
+        array = comparable(array.dictionary).take(array.indices).cast(array.type.value_type)
     if array.type != type_:
         raise DataError(
             f"its type is {array.type}, but {type_} is expected",

@@ -141,10 +141,11 @@ def write_text(text: str, encoding: str) -> bytes | None:
 def read_text(data: bytes | None, encoding: str) -> str | None:
     """Return the text that is written by just these bytes; None if there is none."""
     try:
-        text = None if data is None else data.decode(encoding)
+        text = "" if data is None else data.decode(encoding)
+        text.encode()  # Arrow holds no part of a pair of surrogates
     except UnicodeError:
         return None
-    return text if text is None or write_text(text, encoding) == data else None
+    return text if data is not None and write_text(text, encoding) == data else None
 
 
 def with_other(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -149,6 +149,7 @@ def check_levels(schema: Schema) -> None:
         if column.listed:
             is_large = any(type(level) is int and level >= 2**63 for level in column.listed)
             type_ = pa.uint64() if is_large else pa.array(list(column.listed)).type
+            type_ = type_ if column.encoding is None else pa.binary()
             levels[name] = make_cells(codec_for(name, column, type_), 1)
     CellRules.of([rule for rule in schema.rules if set(rule.names) <= set(levels)], levels)
 

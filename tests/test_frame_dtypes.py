@@ -271,6 +271,13 @@ def test_a_column_of_nulls_alone_has_the_type_that_is_declared(column, types):
     assert set(released["x"].dropna()) <= set(column.get("levels", released["x"].dropna()))
 
 
+def test_a_column_of_nulls_alone_whose_texts_are_bytes_is_released():
+    column = {"kind": "categorical", "levels": ["a", "b"], "encoding": "utf-8", **NULLABLE}
+    table = objects([None] * N)
+    with dip(column).fit(table) as release:
+        assert set(release.transform(table)["x"].dropna()) <= {b"a", b"b"}
+
+
 @pytest.mark.parametrize("type_", [pa.string_view(), pa.binary_view()])
 def test_a_private_column_of_views_is_refused_before_it_is_counted(type_):
     """Arrow takes no rows of a view, which came out where the rows were transformed, after ε was spent. Dask holds no views."""

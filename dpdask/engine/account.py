@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
@@ -204,6 +205,13 @@ class Account:
             charged = drawn or self.is_strict
             cost = self.cost(sample) if charged else replace(FREE, names=self.names)
             open_ledger(self.place.url).refuse(self.place.dataset, run_id, cost)
+
+    def refuse_unopened(self, rows: str, hide: Hide | None) -> None:
+        """Record that a run read rows and refused them before it was opened; see `refuse` and `find_holdout`."""
+        if self.place is not None:
+            run_id, holdout = uuid.uuid4().hex, self.find_holdout(rows, hide)
+            sample = f"run {run_id}" if holdout is None else holdout[1]
+            self.refuse(run_id, sample, drawn=False)
 
     def describe_balances(
         self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool

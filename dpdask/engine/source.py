@@ -425,6 +425,8 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
         example: Any = column.iloc[int(known.argmax())]
     else:
         values: Any = ()
+        if declared is not None and declared.encoding:
+            return pa.binary()
         if declared is not None:
             values = declared.listed or declared.bounds or declared.atoms or ()
         example = next(iter(values), None)
@@ -434,7 +436,7 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
             return pa.int64() if whole else pa.float64()
     if type(example) in (dt.date, dt.time):
         return pa.date32() if type(example) is dt.date else pa.time64("us")
-    if isinstance(example, bytes) or (example is None and declared and declared.encoding):
+    if isinstance(example, bytes):
         return pa.binary()
     return pa.bool_() if isinstance(example, bool) else pa.string()
 

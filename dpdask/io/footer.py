@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import InputError
-from dpdask.io.fragment import TEXT_BYTES
+from dpdask.io.fragment import TEXT_BYTES, find_layout
 
 TAIL_BYTES = 2**16
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
@@ -186,8 +186,8 @@ def _read_values(stored: list[bytes], physical: int, type_: pa.DataType) -> list
         return [
             Decimal(f"{int.from_bytes(each, order, signed=True)}E{-type_.scale}") for each in stored
         ]
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return [each.decode() for each in stored]
+    if layout := find_layout(type_):
+        return [each.decode() for each in stored] if layout == pa.string() else stored
     if pa.types.is_boolean(type_):
         return [each != b"\0" for each in stored]
     if physical not in _NUMBERS:

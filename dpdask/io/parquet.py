@@ -241,16 +241,32 @@ def read_batches(
                     _check_times([batch.column(0) for batch in batches], fragment, name)
         for batch in read(leaves):
             n_left -= batch.num_rows
-            for column in batch.columns:  # Arrow's reader takes these as they are stored
+            # Arrow's reader takes these as they are stored
+            for name, column in zip(columns, batch.columns, strict=True):
                 if (
                     not has_width(column.type)
                     or pa.types.is_dictionary(column.type)
                     or pa.types.is_time(column.type)
                 ):
-                    column.validate(full=True)
+                    _check_values(column, fragment, name)
             yield batch
         if n_left:
             raise pa.ArrowInvalid
+
+
+def _check_values(column: pa.Array, fragment: Fragment, stored: str) -> None:
+    """Refuse values that their type does not have: it is a fact about rows, so no file is named."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        what, hint = f"holds a value that its type {column.type} does not have", "correct it"
+        raise DataError(what, _name(fragment, stored), hint) from None
+
+
+def _name(fragment: Fragment, stored: str) -> str:
+    """Return how messages name a column, which may have another name in the file."""
+    found = next((column for column, renamed in fragment.renamed if renamed == stored), stored)
+    return f"column {found!r}"
 
 
 def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> None:
@@ -262,13 +278,10 @@ def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> Non
             leaf.drop_null().cast(pa.int64()).to_numpy() for leaf in (micro, nano, second)
         )
         if (count * 1000 != fine).any() or (count // 1_000_000 != coarse).any():
-            name = next(
-                (column for column, renamed in fragment.renamed if renamed == stored), stored
-            )
             what = "holds a time in the old format INT96 that timestamp[us] cannot hold: it is too far, or has nanoseconds"
             raise DataError(
                 what,
-                f"column {name!r}",
+                _name(fragment, stored),
                 "correct it, or, if it has nanoseconds, write the file with timestamp[ns]",
             )
 

@@ -30,6 +30,7 @@ from dpdask.engine.write import (
 )
 from dpdask.errors import (
     BudgetError,
+    DataError,
     DpdaskError,
     InputError,
     OutputError,
@@ -306,9 +307,11 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
             attempt = _compare(attempt)
             if job.file.output.partition_by is not None and state.read() is None:
                 attempt.opened.check_partitions(attempt.job)
-        except DpdaskError:
+        except DpdaskError as error:
             if state.read() is None:
                 state.remove()  # no trace of a run that has not begun
+                if isinstance(error, DataError) and opened.table.format == "csv":
+                    job.account.refuse_unopened(opened.sample_place, opened.hide_sample)
             raise
     job, opened = attempt.job, attempt.opened
     if attempt.growth and job.growing.row_key is not None and not opened.table.fragments:

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 from e2e.helpers import (
     call_cli,
+    categorical,
     charged_kinds,
+    continuous,
     discrete,
     hidden,
     load,
@@ -41,6 +43,7 @@ SCHEMA = {
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
 CHAIN = {"kind": "chain", "fraction": 0.25}
 HISTOGRAM = {"kind": "histogram"}
+KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
 N = 1000
 
 
@@ -403,6 +406,55 @@ def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(tmp_path, source
     )
     run_here(job(tmp_path, source, url, mechanism__reference=HOLDOUT))
     assert balance(url).n_runs == 1
+
+
+_TIMES = pa.array([1, 90_000_000, 2] * 100, pa.int32())
+WRONG = {  # values that their types do not have, in files whose footers and pages are right
+    "text": (pa.array([b"a", b"\xffb", b"a"] * 100), pa.string(), categorical(["a"], other="a")),
+    "time": (_TIMES, pa.time32("ms"), continuous([0, 86_399_999])),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", WRONG)
+def test_values_that_a_type_does_not_have_are_refused_as_rows_are(kind, strict, tmp_path, url):
+    ledger(url).init("people", 100.0, strict=strict)
+    wrong, type_, declared = WRONG[kind]
+    rows = pa.table({"x": pa.Array.from_buffers(type_, len(wrong), wrong.buffers())})
+    pq.write_table(rows, tmp_path / "in.parquet", row_group_size=100)
+    made = job(tmp_path, tmp_path / "in.parquet", url, schema={"x": declared})
+    found = call_cli("run", made)
+    assert found.returncode == 65
+    assert f"column 'x': holds a value that its type {type_} does not have" in found.stderr
+    assert "row group" not in found.stderr
+    assert kinds(url) == (["strict", "intend", "refuse"] if strict else ["refuse"])
+    assert not hidden(tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("reads", ["row key", "partitions"])
+def test_lines_that_are_refused_before_a_run_is_opened_are_recorded(reads, strict, tmp_path, url):
+    """Lines of CSV are parsed whole, private fields too, even if kept columns alone are read."""
+    ledger(url).init("people", 100.0, strict=strict)
+    (tmp_path / "in").mkdir()
+    lines = ["who,r", *(f"{who},{who % 5 + 1}" for who in range(300))]
+    asked = {"output__partition_by": ["who"], "mechanism__reference": HISTOGRAM}
+    before = ["strict"] if strict else []
+    if reads == "row key":
+        asked = {"growing": {"row_key": ["who"]}, "mechanism__reference": KNOWN}
+        before = [*before, "intend", "commit"]
+        (tmp_path / "in" / "0.csv").write_text("who,r\n1000,1\n")
+    schema = {**SCHEMA, "who": {"role": "keep", "type": "int64"}}
+    made = job(tmp_path, tmp_path / "in", url, schema=schema, **asked)
+    if reads == "row key":
+        run_here(made)
+    spent = balance(url).epsilon_spent
+    for refused in range(1, 3):
+        (tmp_path / "in" / "1.csv").write_text("\n".join([*lines, '300,1,"']) + "\n")
+        assert call_cli("run", made).returncode == 65
+        assert kinds(url) == before + ["refuse"] * refused
+        assert (balance(url).epsilon_spent > spent) == strict
+    (tmp_path / "in" / "1.csv").unlink()
 
 
 def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(

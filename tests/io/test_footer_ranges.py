@@ -33,6 +33,11 @@ ROWS = {
         pa.decimal128(9, 2),
     ),
     "truth": pa.array([True, False, True, True, None, None]),
+    **{
+        str(type_): pa.array([b"cc", b"aa", b"ee", b"dd", None, None], type_)
+        for type_ in (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2))
+    },
+    "view": pa.array(["c", "a", "e", "d", None, None], pa.string_view()),
     "half": pa.array([1.0, -2.0, 3.0, 4.0, None, None], pa.float16()),
 }
 
@@ -48,7 +53,9 @@ def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path
         pq.write_table(pa.table(ROWS), tmp_path / f"part-{number}.parquet", row_group_size=2)
     found = row_group_ranges(table(tmp_path), ROWS)
     assert found["whole"] == [(1, 3), (4, 5)] * 2
-    assert found["text"] == [("a", "c"), ("d", "e")] * 2
+    assert found["text"] == found["view"] == [("a", "c"), ("d", "e")] * 2
+    for name in (each for each in ROWS if "binary" in each):
+        assert found[name] == [(b"aa", b"cc"), (b"dd", b"ee")] * 2
     assert found["day"][:2] == [
         (dt.date(2026, 1, 1), dt.date(2026, 1, 3)),
         (dt.date(2026, 1, 4), dt.date(2026, 1, 5)),

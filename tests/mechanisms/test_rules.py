@@ -318,3 +318,39 @@ def test_a_rule_names_an_atom_of_numbers_with_a_fraction():
         drawn = release.sample(5_000, seed=1).compute()
     assert (drawn["tip"][drawn["pay"] == "cash"] == 0.0).all()
     assert (drawn["tip"] > 0.0).mean() > 0.2
+
+
+@pytest.mark.parametrize("type_", [pa.binary(), pa.binary(1)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"if": {"town": "a"}, "then": {"code": "x"}},
+        {"forbid": {"town": "a", "code": "y"}},
+        {"columns": ["town", "code"], "allow": [["a", "x"], ["b", "x"], ["b", "y"]]},
+    ],
+    ids=lambda rule: next(iter(rule)),
+)
+def test_rules_name_the_texts_of_bytes(rule, type_, tmp_path):
+    town = default_rng(1).choice([b"a", b"b"], 2_000)
+    code = np.where(town == b"a", b"x", default_rng(2).choice([b"x", b"y"], 2_000))
+    columns = {
+        name: pa.array(each.tolist(), type_) for name, each in (("town", town), ("code", code))
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    schema = {
+        "town": categorical(["a", "b"], encoding="latin-1"),
+        "code": categorical(["x", "y"], encoding="utf-8"),
+    }
+    given = {"rules": [rule], "mechanism": {"kind": "copula"}}
+    privacy = {"epsilon": 1.0, "delta": 1e-6}
+    job = write_job(
+        tmp_path / "job",
+        tmp_path / "in.parquet",
+        tmp_path / "out",
+        schema=schema,
+        privacy=privacy,
+        **given,
+    )
+    found = dpdask.open(run_here(job).output).to_pandas()
+    pairs = set(zip(found["town"], found["code"], strict=True))
+    assert pairs == {(b"a", b"x"), (b"b", b"x"), (b"b", b"y")}
