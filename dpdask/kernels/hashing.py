@@ -315,30 +315,118 @@ def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
 
 
 @jit
-def first_keys(packed: Words, n_first: int, shift: uint64) -> Words:
-    """Return the first `n_first` distinct words of each group, whose number is in the bits from `shift` on.
+def join_keys(
+    units: Words,
+    sizes: Int32s,
+    codes: Int32s,
+    starts: Ints,
+    most: int,
+    last: Ints,
+    is_hashed: Flags,
+    out_units: Words,
+    out_sizes: Int32s,
+    out_codes: Int32s,
+    n_units: int,
+    n_pairs: int,
+) -> tuple[int, int]:
+    """Add the keys of the units of several parts to those before, and return how many units and keys of units there are then.
 
     Parameters
     ----------
-    packed
-        uint64 array, increasing.
+    units, starts
+        uint64 array, increasing within each part: part p's units begin at starts[p]. They come after
+        those before. A part may hold a unit several times.
+    sizes, codes
+        int32 arrays: how many keys each unit has, and the keys of all units, unit by unit, of shape
+        (sizes.sum(),).
+    last
+        int64 array, changed: the number of the last unit that has each key, counted from 1.
+    is_hashed
+        Flags, changed: the keys of units that have more than `most` become true.
+    out_units, out_sizes, out_codes
+        Changed: each unit once, and each of its keys once.
     """
-    out = np.empty(len(packed), dtype=np.uint64)
-    n_kept = n_own = 0
-    for row in range(len(packed)):
-        if row > 0 and packed[row] == packed[row - 1]:
-            continue
-        if row == 0 or packed[row] >> shift != packed[row - 1] >> shift:
-            n_own = 0
-        if n_own < n_first:
-            out[n_kept] = packed[row]
-            n_kept += 1
-        n_own += 1
-    return out[:n_kept].copy()
+    heads, rows = starts[:-1].copy(), np.zeros(len(starts) - 1, dtype=np.int64)
+    for part in range(1, len(heads)):
+        rows[part] = rows[part - 1]
+        for place in range(starts[part - 1], starts[part]):
+            rows[part] += sizes[place]
+    n_left = len(units)
+    while n_left > 0:
+        unit = uint64(0xFFFFFFFFFFFFFFFF)
+        for part in range(len(heads)):
+            if heads[part] < starts[part + 1]:
+                unit = min(unit, units[heads[part]])
+        first = n_pairs
+        for part in range(len(heads)):
+            while heads[part] < starts[part + 1] and units[heads[part]] == unit:
+                stop = rows[part] + sizes[heads[part]]
+                for row in range(rows[part], stop):
+                    if last[codes[row]] != n_units + 1:
+                        last[codes[row]] = n_units + 1
+                        out_codes[n_pairs] = codes[row]
+                        n_pairs += 1
+                rows[part] = stop
+                heads[part] += 1
+                n_left -= 1
+        if n_pairs - first > most:
+            for row in range(first, n_pairs):
+                is_hashed[out_codes[row]] = True
+        out_units[n_units], out_sizes[n_units] = unit, n_pairs - first
+        n_units += 1
+    return n_units, n_pairs
 
 
 @jit
-def add_weights(codes: Int32s, sizes: Ints, weights: Ints, n_keys: int) -> Ints:
+def keep_first(
+    units: Words,
+    sizes: Int32s,
+    codes: Int32s,
+    words: Words,
+    ranks: Ints,
+    n_bits: int,
+    n_first: int,
+    key0: uint64,
+    key1: uint64,
+) -> int:
+    """Keep the keys of each unit whose keyed hashes come first, and of one hash, the lesser keys; return how many they are.
+
+    Parameters
+    ----------
+    sizes, codes
+        int32 arrays, changed: how many keys each unit has, and the keys of all units, unit by unit.
+    words, ranks
+        uint64 and int64 arrays: what of each key is hashed, and its place in the order of the keys.
+    n_bits
+        How many bits of a hash are compared.
+    """
+    start = n_kept = 0
+    for unit in range(len(units)):
+        size = sizes[unit]
+        if size > n_first:
+            own, pairs = codes[start : start + size].copy(), np.empty((size, 2), dtype=uint64)
+            positions = np.empty(size, dtype=uint64)
+            for row in range(size):
+                pairs[row, 0], pairs[row, 1] = units[unit], words[own[row]]
+                positions[row] = ranks[own[row]]
+            hashes = siphash(pairs, key0, key1)
+            for row in range(size):
+                hashes[row] >>= uint64(64 - n_bits)
+            group = np.zeros(size, dtype=np.int64)
+            first = first_rows(group, 1, hashes, positions, n_first)
+            for row in range(n_first):
+                codes[n_kept + row] = own[first[row]]
+            sizes[unit] = n_first
+        else:
+            for row in range(size):
+                codes[n_kept + row] = codes[start + row]
+        start += size
+        n_kept += sizes[unit]
+    return n_kept
+
+
+@jit
+def add_weights(codes: Int32s, sizes: Int32s, weights: Ints, n_keys: int) -> Ints:
     """Return the sum of the weights of each key's units.
 
     Parameters
@@ -346,7 +434,7 @@ def add_weights(codes: Int32s, sizes: Ints, weights: Ints, n_keys: int) -> Ints:
     codes
         int32 array: the keys of all units, unit by unit.
     sizes
-        int64 array: how many of these each unit has, at least 1.
+        int32 array: how many of these each unit has, at least 1.
     weights
         int64 array: what a unit adds to each of its keys, by how many it has.
     """

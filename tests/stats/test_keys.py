@@ -19,6 +19,7 @@ from dpdask.stats.keys import KeyStatistic, UnitKeys
 from dpdask.stats.statistic import as_words
 from dpdask.streams import RunKey, Streams
 
+SECRET = (np.uint64(1), np.uint64(2))
 TYPES = (pa.string(), pa.int16(), pa.date32(), pa.dictionary(pa.int32(), pa.string()))
 
 
@@ -110,14 +111,28 @@ def test_units_are_counted_once_for_each_of_few_keys(rows, type_, most, cut, ran
     assert sum(lost.values()) <= most
 
 
-def test_more_than_one_word_holds_is_counted_alike(monkeypatch):
+@pytest.mark.parametrize("n_bits", [20, 1])
+def test_how_parts_are_merged_changes_nothing(n_bits, monkeypatch):
+    """With one bit of a hash, nearly all keys of a unit tie, and the lesser ones are counted."""
+    monkeypatch.setattr(keys_module, "_HASH_BITS", n_bits)
     rng = np.random.default_rng(3)
     units, numbers = rng.integers(0, 300, 20_000), rng.integers(1, 90, 20_000)
     batches = pa.table({"unit": units, "key": [f"k{each}" for each in numbers]}).to_batches(900)
-    found = told(count(batches, codec_of(pa.string()), 4))
+    codec = codec_of(pa.string())
+    found = told(count(batches, codec, 4))
     assert sum(found.values()) == 4 * 300
-    monkeypatch.setattr(keys_module, "_WORD_BITS", 20)
-    assert told(count(batches, codec_of(pa.string()), 4)) == found
+    first, second, nothing = (count(part, codec, 4) for part in (batches[9:], batches[:9], []))
+    assert told(nothing.merge(first, second)) == found
+    monkeypatch.setattr(keys_module, "_MERGED", 100)  # a range of few units at a time
+    assert told(first.merge(nothing, second)) == found
+    assert (len(found) < 60) == (n_bits == 1)
+
+
+def test_units_whose_hashes_begin_alike_are_several():
+    units = np.random.default_rng(4).permutation(np.repeat(np.arange(9, dtype=np.uint64), 50))
+    found = UnitKeys.of_rows(1, units, pa.chunked_array([["a"] * len(units)]), SECRET)
+    assert found.units.tolist() == list(range(9))
+    assert found.sizes.tolist() == [1] * 9
 
 
 def test_many_rows_are_counted_as_one_would():
@@ -149,22 +164,21 @@ def test_nulls_and_other_types_are_refused(keys):
 
 def test_who_names_keys_cannot_choose_two_with_one_hash():
     """Words of texts depend on the secret of the run."""
-    array, units = pa.chunked_array([["a", "b"]]), np.zeros(2, dtype=np.uint64)
+    names = [f"k{number}" for number in range(40)]
+    array, units = pa.chunked_array([names]), np.zeros(40, dtype=np.uint64)
     secrets = [(np.uint64(1), np.uint64(each)) for each in (2, 2, 3)]
     words = [as_words(array.combine_chunks(), np.array(each).tobytes()) for each in secrets]
     assert (words[0] == words[1]).all()
     assert (words[0] != words[2]).all()
     assert (words[0] != as_words(array.combine_chunks())).all()
-    one, again, other = (UnitKeys.of_rows(2, units, array, each).hashes for each in secrets)
-    assert set(one) == set(again)
-    assert not set(one) & set(other)
+    one, again, other = (UnitKeys.of_rows(20, units, array, each).codes for each in secrets)
+    assert set(one) == set(again) != set(other)
+    assert len(set(one)) == len(set(other)) == 20
 
 
 @pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("limit", [64, 0])
-def test_a_key_that_a_dictionary_holds_twice_is_one_key_of_a_unit(others, limit, monkeypatch):
+def test_a_key_that_a_dictionary_holds_twice_is_one_key_of_a_unit(others):
     """It would else have the unit count twice, above the threshold of a key of one unit alone."""
-    monkeypatch.setattr(keys_module, "_WORD_BITS", limit)
     keys = pa.array(["a", "b", "a", "b"])
     array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 3, 2], pa.int32()), keys)
     rows = pa.RecordBatch.from_arrays([array, pa.array([7, 7, 7, 7, 8])], names=["key", "unit"])
