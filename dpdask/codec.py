@@ -33,7 +33,7 @@ from dpdask.scales import (
     Unit,
     coarsen,
     comparable,
-    counted_in,
+    count_type,
     find_digits,
     find_limits,
     float_type,
@@ -251,7 +251,7 @@ class ValueCodec:
     @property
     def lattice(self) -> bool:
         """Whether values are whole numbers (integers, dates, times, units), so that a release must be whole too."""
-        return not is_real(counted_in(self.type, self.unit))
+        return not is_real(count_type(self.type, self.unit))
 
     @property
     def least(self) -> float:
@@ -303,7 +303,7 @@ class ValueCodec:
             kind = float_type(self.type)
             most = float(np.finfo(kind).max)
             return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
-        counted = lattice_type(counted_in(self.type, self.unit))
+        counted = lattice_type(count_type(self.type, self.unit))
         return (
             pa.array(values.astype(np.int64), mask=is_null)
             .cast(whole_type(counted))
@@ -501,8 +501,9 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
     if pa.types.is_decimal(codec.type):
         high = EXACT_DIGITS / (10.0**codec.type.scale if codec.unit is None else 1.0)
         low = -high
-    elif pa.types.is_integer(codec.type):
-        low, high = -EXACT, EXACT
+    else:  # a type of few numbers, or of few units, narrows them
+        counted = pa.int64() if pa.types.is_integer(codec.type) else codec.type
+        low, high = find_limits(count_type(counted, codec.unit))
     if not (low <= bounds[0] and bounds[1] <= high):
         what, mend = say_limits(codec.type, codec.unit, max(map(abs, bounds)))
         raise DataError(
@@ -523,7 +524,7 @@ def convert_bounds(
     """Return declared bounds in the numbers that a codec counts in."""
     low, high = bounds
     if isinstance(low, dt.date) and isinstance(high, dt.date):
-        counted = counted_in(type_, unit if is_dated(type_) else None)
+        counted = count_type(type_, unit if is_dated(type_) else None)
         return _count_since_1970(name, low, counted, last=False), _count_since_1970(
             name, high, counted, last=True
         )

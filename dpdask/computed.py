@@ -20,7 +20,7 @@ from dpdask.codec import Codecs, ValueCodec, codec_for
 from dpdask.conditions import Level, Terms
 from dpdask.domains import MAX_LEVELS
 from dpdask.errors import DataError, SpecError, quote_names
-from dpdask.scales import counted_in, find_limits, name_unit
+from dpdask.scales import count_type, find_limits, name_unit
 from dpdask.schema import Column, Schema
 
 Pair = tuple[Level | None, Level | None]
@@ -333,7 +333,7 @@ class View:
         found = self.computed.told
         for end in self.computed.gaps:
             if pa.types.is_temporal(self.own[end].type):
-                counted = counted_in(self.own[end].type, self.own[end].unit)
+                counted = count_type(self.own[end].type, self.own[end].unit)
                 found[end] += f", counted in {name_unit(counted)}"
         return found
 

@@ -82,7 +82,7 @@ def lattice_type(type_: pa.DataType) -> pa.DataType:
     """Return the type whose steps are the lattice of a column: whole days for dates, microseconds for nanoseconds."""
     if pa.types.is_date(type_):
         return pa.date32()
-    return counted_in(type_, "us") if getattr(type_, "unit", "") == "ns" else type_
+    return count_type(type_, "us") if getattr(type_, "unit", "") == "ns" else type_
 
 
 def whole_type(type_: pa.DataType) -> pa.DataType:
@@ -92,7 +92,7 @@ def whole_type(type_: pa.DataType) -> pa.DataType:
     )
 
 
-def counted_in(type_: pa.DataType, unit: Unit | None) -> pa.DataType:
+def count_type(type_: pa.DataType, unit: Unit | None) -> pa.DataType:
     """Return the type of values in a declared unit: times of that unit; of numbers int64, how many units they are."""
     if unit is None:
         return type_
@@ -106,10 +106,10 @@ def counted_in(type_: pa.DataType, unit: Unit | None) -> pa.DataType:
 
 
 def coarsen(array: pa.Array, unit: Unit | None) -> pa.Array:
-    """Return values in a declared unit, rounded down, in the type of `counted_in`."""
+    """Return values in a declared unit, rounded down, in the type of `count_type`."""
     if unit is None:
         return array
-    type_, is_null = counted_in(array.type, unit), array.is_null()
+    type_, is_null = count_type(array.type, unit), array.is_null()
     if pa.types.is_decimal(array.type):
         counts = _count_decimals(comparable(array), find_digits(unit))
     else:
@@ -203,7 +203,7 @@ def find_limits(type_: pa.DataType, unit: Unit | None = None) -> tuple[float, fl
         most = min((10**type_.precision - 1) // 10 ** (type_.scale - digits), EXACT_DIGITS)
         most = most / 10.0**type_.scale if unit is None else float(most)
         return -most, most
-    counted = lattice_type(counted_in(type_, unit))
+    counted = lattice_type(count_type(type_, unit))
     held = np.iinfo(whole_type(counted if unit is None else type_).to_pandas_dtype())
     n = 1 if unit is None else n_steps(type_, unit)
     low, high = max(float(-(-held.min // n)), -EXACT), min(float(held.max // n), EXACT)
@@ -239,7 +239,7 @@ def say_limits(
     """Return the limits of a column's numbers in words, and how to declare it beyond them, of which the public one that lies farthest from 0 may be known."""
     if pa.types.is_floating(type_):
         return "±2**1021, where differences overflow", "store it in a larger unit"
-    counted = lattice_type(counted_in(type_, unit))
+    counted = lattice_type(count_type(type_, unit))
     if pa.types.is_time(type_):
         return f"one day, in {tell_unit(counted)}", "count from midnight"
     low, high = find_limits(type_, unit)
@@ -267,16 +267,10 @@ def say_limits(
 def _find_unit(type_: pa.DataType, unit: Unit | None, most: float | None) -> str:
     """Return the least power of ten, or the next unit of time, in which all numbers of a column are exact, or one that is known; an empty text if none is."""
     if pa.types.is_temporal(type_):
-        own = step_of(lattice_type(counted_in(type_, unit)))
-        times = {name: step_of(counted_in(type_, name)) / own for name in ("ms", "s")}
-        return next(
-            (
-                name
-                for name, n in times.items()
-                if n > 1.0 and (most or 0.0) / n <= find_limits(type_, name)[1]
-            ),
-            "",
-        )
+        own = step_of(lattice_type(count_type(type_, unit)))
+        times = {name: step_of(count_type(type_, name)) / own for name in ("ms", "s")}
+        fit = (name for name, n in times.items() if n > 1.0 and (most or 0.0) <= n * EXACT)
+        return next(fit, "")
     scale, limit, held = 0, int(EXACT), 2**64
     if pa.types.is_decimal(type_):
         scale, limit, held = type_.scale, EXACT_DIGITS, 10**type_.precision

@@ -11,7 +11,7 @@ import pytest
 
 from dpdask.codec import codec_for
 from dpdask.errors import DataError, SpecError
-from dpdask.scales import counted_in
+from dpdask.scales import count_type
 from dpdask.schema import Column, Schema
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -255,13 +255,13 @@ def test_decimals_are_rounded_down_as_decimals_are():
 
 
 def test_the_type_of_counts():
-    assert counted_in(pa.timestamp("ns", "UTC"), "s") == pa.timestamp("s", "UTC")
-    assert counted_in(pa.decimal128(5, 2), 1) == pa.int64()
-    assert [counted_in(pa.time64("ns"), unit) for unit in ("us", "s")] == [
+    assert count_type(pa.timestamp("ns", "UTC"), "s") == pa.timestamp("s", "UTC")
+    assert count_type(pa.decimal128(5, 2), 1) == pa.int64()
+    assert [count_type(pa.time64("ns"), unit) for unit in ("us", "s")] == [
         pa.time64("us"),
         pa.time32("s"),
     ]
-    assert counted_in(pa.float64(), None) == pa.float64()
+    assert count_type(pa.float64(), None) == pa.float64()
 
 
 def test_digests_and_words_of_schemas_tell_the_unit():

@@ -30,7 +30,7 @@ from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_cou
 from dpdask.privacy.budget import Part, Promise
 from dpdask.privacy.events import Adjacency, write_digits
 from dpdask.privacy.ledger_entries import Coverage
-from dpdask.scales import UNITS, counted_in, is_span, tell_unit
+from dpdask.scales import UNITS, count_type, is_span, tell_unit
 from dpdask.schema import Column, Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
@@ -556,7 +556,7 @@ def tell_domain(column: Column, codec: ValueCodec) -> Json:
 
 def tell_numbers(codec: Codec) -> Json:
     """Return which numbers a card has in place of a column's dates, times or durations, or of values that are counted in a declared `unit`; nothing for other columns."""
-    type_ = counted_in(codec.type, codec.unit)
+    type_ = count_type(codec.type, codec.unit)
     unit = {} if codec.unit is None else {"unit": codec.unit}
     if is_span(type_):
         return unit | {"numbers": tell_unit(type_)}

@@ -146,7 +146,8 @@ def test_each_mechanism_releases_multiples_exactly(mechanism, source, tmp_path):
         check_released(found, given)
     asked = release.quantile("whole", 0.5) if mechanism is not CELLS else release.mean("whole")
     assert says(asked, "the numbers of 'whole' are units of 1000, rounded down")
-    assert abs(float(asked.estimate)) < 3e14
+    # the median of a histogram is the point of a cell
+    assert abs(float(asked.estimate)) < (6e14 if mechanism["kind"] == "histogram" else 3e14)
     when = release.mean("when")
     assert 4000 < when.estimate.year < 6000
     assert "in units of 1000" in (tmp_path / "out" / "_dpdask" / "release.html").read_text()
@@ -165,7 +166,8 @@ def test_ranges_hold_what_values_are_rounded_down_to(source, tmp_path):
         if name in names
     }
     mechanism = {"kind": "interval", "columns": designs}
-    found = run(tmp_path, source, mechanism, schema=schema, privacy=None)
+    asked = {"schema": schema, "privacy": None, "output__order": "keep"}
+    found = run(tmp_path, source, mechanism, **asked)
     own = {"whole": given["whole"], "span": given["span"].cast(pa.int64())}
     numbers = {name: each.to_pylist() for name, each in own.items()}
     numbers["money"] = [int(each.scaleb(10)) for each in given["money"].to_pylist()]
@@ -185,7 +187,8 @@ def test_csv_is_read_alike(tmp_path):
     (tmp_path / "in").mkdir()
     pa_csv.write_csv(given, tmp_path / "in" / "rows.csv")
     schema = {name: COLUMNS[name] for name in names}
-    found = run(tmp_path, tmp_path / "in", MECHANISMS["dip"], schema=schema)
+    dip = MECHANISMS["dip"]
+    found = run(tmp_path, tmp_path / "in", dip, schema=schema, privacy__epsilon=40.0)
     assert found.schema.types == given.schema.types
     for name in names:
         assert len(count((found[name], name))) > 0
@@ -195,14 +198,15 @@ def test_csv_is_read_alike(tmp_path):
 @pytest.mark.filterwarnings("ignore:ε = ", "ignore:.*is large", "ignore:A released row keeps")
 def test_frames_and_conditions_of_models_have_the_columns_own_values():
     given = make_table().select(["whole", "when", "span"])
+    frame = given.to_pandas()
     columns = {name: {**COLUMNS[name]} for name in given.column_names}
     for column in columns.values():
         del column["type"]
     schema = Schema.from_dict({"columns": columns})
     with dask.config.set(scheduler="synchronous"):
         dip = dpdask.DIP(schema, epsilon=50.0, reference=dpdask.Histogram(), insecure_seed=1)
-        with dip.fit(given.to_pandas()) as release:
-            found = release.transform(given.to_pandas())
+        with dip.fit(frame) as release:
+            found = release.transform(frame)
         assert {-(10**18), 10**18} < set(found["whole"])
         assert not (found["whole"] % 1000).any()
         copula = dpdask.GaussianCopula(schema, epsilon=9.0, delta=1e-6, insecure_seed=1)
@@ -216,8 +220,8 @@ def test_validate_and_plan_name_the_unit(source, tmp_path):
     for column in plain.values():
         del column["unit"]
     job = write_job(tmp_path, source, tmp_path / "out", schema=plain, mechanism=MECHANISMS["dip"])
-    done = call_cli("validate", tmp_path / "schema.yaml")
-    assert done.returncode == 65, done.stderr
+    done = call_cli("validate", job)
+    assert done.returncode == 64, done.stderr
     for unit in ("1000", "10000", "0.000001", "ms"):
         assert f"`unit: {unit}`" in done.stderr
     job = write_job(tmp_path, source, tmp_path / "out", schema=COLUMNS, mechanism=MECHANISMS["dip"])

@@ -55,7 +55,7 @@ from dpdask.privacy.events import (
     write_digits,
 )
 from dpdask.references.reference import CHECK, ColumnStatistic
-from dpdask.scales import counted_in, is_real
+from dpdask.scales import count_type, is_real
 from dpdask.schema import Column, Schema, arrow_type
 from dpdask.streams import RunKey
 
@@ -306,7 +306,7 @@ def _check_tables(name: str, design: Design, column: Column) -> None:
         design.perturb.reference.freeze(name)
     either = [False, True]
     if column.type is not None:
-        either = [not is_real(counted_in(arrow_type(column.type), column.unit))]
+        either = [not is_real(count_type(arrow_type(column.type), column.unit))]
     errors = []
     for lattice in either:
         try:
