@@ -366,7 +366,7 @@ def _make_decimals(
     """Return the nearest decimals of a type, or so many units; Arrow holds each in 128 bits, the low half first."""
     counted = np.rint(values * (10.0**type_.scale if unit is None else 1.0)).astype(np.int64)
     halves = np.stack([counted, counted >> 63], axis=1)
-    wide = pa.decimal128(38, type_.scale if unit is None else find_digits(unit))
+    wide = pa.decimal128(16, type_.scale if unit is None else find_digits(unit))
     data = pa.Array.from_buffers(wide, len(values), [None, pa.py_buffer(halves.tobytes())])
     return pc.if_else(pa.array(~is_null), data, pa.scalar(None, wide)).cast(type_)
 
@@ -418,6 +418,10 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     if column.other is not None and not column.discovers:
         instead["other"] = codes[column.other]
     write = partial(_write_texts, name, encoding=column.encoding or "", type_=type_)
+    if column.discovers:  # the rest fits too, before a search is paid for
+        every = {*column.listed, *column.ancestors.parents, *column.ancestors.roots}
+        whole = _convert_type(name, tuple(every), typed)
+        _ = column.encoding and write(whole)
     return LevelCodec(
         name=name,
         levels=levels,
@@ -479,13 +483,13 @@ def _check_unit(name: str, type_: pa.DataType, unit: Unit) -> None:
         hint = "write ms or s, as long as it is no finer than the type"
     elif pa.types.is_integer(type_):
         fits = not isinstance(unit, str) and unit == int(unit) < EXACT and unit > 1
-        hint = "write a whole number, such as 1000"
+        hint = "write a whole number, such as 1000, that the type holds"
     elif pa.types.is_decimal(type_):
         power = None if isinstance(unit, str) else Decimal(str(unit)).normalize()
         fits = power is not None and power.as_tuple().digits == (1,)
         fits = fits and find_digits(unit) <= type_.scale
-        hint = f"write a power of ten, such as 1 or 0.01, with at most {type_.scale} digits after the point"
-    if not fits:
+        hint = f"write a power of ten, such as 1 or 0.01, with at most {type_.scale} digits after the point, that the type holds"
+    if not fits or find_limits(type_, unit)[1] < 1:  # then all values would be 0
         what = f"its unit {unit} does not fit its type {type_}"
         raise DataError(what, f"column {name!r}", hint)
 
@@ -559,8 +563,8 @@ def _count_units(name: str, bound: float, unit: Unit) -> float:
     """Return how many units a declared bound is: as the number that it is, or as it is written."""
     for number in (Fraction(bound), Fraction(str(bound))):
         count = number / Fraction(str(unit))
-        if count.denominator == 1:
-            return float(count)
+        if count.denominator == 1:  # beyond what is exact, one more is refused, too
+            return float(count) if abs(count) <= EXACT else math.copysign(2 * EXACT, count)
     raise _refuse_multiples(name, "bounds", unit)
 
 
@@ -635,7 +639,7 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
     try:
         typed = _numbers_typed(levels, type_) if kind == "number" else pa.array(levels).cast(type_)
         typed.to_pylist()  # the last day of the year 9999 in UTC may be one of 10,000 in a zone
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError):
         raise wrong from None
     # 1e300 is infinite as a float32
     if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
@@ -84,15 +86,21 @@ class Ancestors:
         """The topmost values."""
         return tuple({each: None for each in self.parents.values() if each not in self.parents})
 
-    def check(self) -> None:
-        """Check that no value is its own ancestor: then all are below a topmost one."""
-        if any(self.climb(value)[0] in self.parents for value in self.parents):
-            raise ValueError("a value of the taxonomy is its own ancestor")
+    def check(self, pairs: Collection[tuple[Level, Level]]) -> None:
+        """Check that pairs give a parent to each value, and that none is its own ancestor: then all are below a topmost one."""
+        if not pairs:
+            raise ValueError("the taxonomy is empty")
+        if len(self.parents) < len(pairs):
+            [(value, _)] = Counter(value for value, _ in pairs).most_common(1)
+            raise ValueError(f"{value!r} has two parents in the taxonomy; give it one")
+        for value in self.parents:
+            if self.climb(value)[0] in self.parents:
+                raise ValueError(f"the taxonomy goes in a circle above {value!r}")
 
     def find_levels(self, levels: Collection[Level]) -> dict[Level, Level]:
         """Return the level that stands for each value that is none: the nearest of its ancestors."""
         known, found = set(levels), {}
-        for value in self.parents.keys() - known:
+        for value in (each for each in self.parents if each not in known):
             above = self.climb(value)[-2::-1]
             if nearest := [each for each in above if each in known][:1]:
                 [found[value]] = nearest
@@ -102,18 +110,30 @@ class Ancestors:
 def read_taxonomy(path: Path, column: Mapping[str, Any]) -> list[list[Any]]:
     """Return the pairs of a CSV file, in the type of a column's levels."""
     listed = column.get("levels")
+    with suppress(ValueError):
+        listed = list_levels(listed) if isinstance(listed, str) else listed
     given = [column.get("other"), *(listed if isinstance(listed, list) else ())]
-    kind: Any = next((type(level) for level in given if level is not None), str)
-    read = date.fromisoformat if kind is date else kind
+    kinds = {type(level) for level in given if level is not None} or {str}
+    kind: Any = float if float in kinds else kinds.pop()
+    named = {date: date.fromisoformat, bool: {"true": True, "false": False}.__getitem__}
+    read = named.get(kind, kind)
+    hint = "begin with a line of two names, and write a line for each value: it, and its parent"
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            _, *rows = filter(None, csv.reader(file, strict=True))
-            return [[read(value), read(parent)] for value, parent in rows]
-    except (OSError, ValueError, csv.Error):
-        hint = (
-            "give a CSV file in UTF-8: a line of two names, and a line of each value and its parent"
-        )
-        raise SpecError("the taxonomy cannot be read", path.name, hint) from None
+            head, *rows = filter(None, csv.reader(file, strict=True))
+        pairs = [(value, parent) for value, parent in rows]
+    except (ValueError, csv.Error):
+        raise SpecError("this is no CSV file of two columns in UTF-8", path.name, hint) from None
+    except OSError:
+        raise SpecError("the taxonomy cannot be read", str(path), "correct its path") from None
+    # else the first pair would be lost in silence
+    if len(head) != 2 or {*head} & {each for pair in pairs for each in pair}:
+        raise SpecError("its first line holds values, and no names of columns", path.name, hint)
+    try:
+        return [[read(value), read(parent)] for value, parent in pairs]
+    except (KeyError, ValueError):
+        what = "its values are not of the kind of the column's levels"
+        raise SpecError(what, path.name, "correct them, or the levels and `other`") from None
 
 
 def check_encoding(encoding: str, levels: Iterable[object]) -> None:

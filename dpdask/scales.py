@@ -139,11 +139,14 @@ def find_digits(unit: Unit) -> int:
 
 def _count_decimals(array: pa.Array, digits: int) -> NDArray[np.int64]:
     """Return decimals in units of a number of digits, rounded down."""
-    # towards zero first: to round -99.9 down overflows, and the error would show it
-    cut = pc.round(array, digits, round_mode="towards_zero")
+    # towards zero first: to round -99.9 down overflows, and the error would show it; nine digits at
+    # a time, because Arrow divides by more of them one too low where a word of the quotient is full
+    cut, make = array, pa.decimal256 if array.type.bit_width == 256 else pa.decimal128
+    while (n := min(cut.type.scale - digits, 9)) > 0:
+        cut = cut.cast(make(max(cut.type.precision - n, 1), cut.type.scale - n), safe=False)
     numbers = cut.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
     found: Floats = np.rint(numbers * 10.0 ** max(digits, 0) / 10.0 ** max(-digits, 0))
-    found -= np.asarray(pc.less(array, cut).fill_null(False))
+    found -= np.asarray(pc.less(array, cut.cast(array.type)).fill_null(False))
     return found.clip(-(2.0**62), 2.0**62).astype(np.int64)
 
 
@@ -261,7 +264,7 @@ def say_limits(
         return f"what {type_} holds exactly in units of {unit}", mend
     if pa.types.is_decimal(type_):
         return f"±{high:,.{type_.scale}f}, up to which all digits of {type_} are exact", mend
-    return what, f"list its values as levels, or {mend}"
+    return what, f"{mend}, or list its values as levels"
 
 
 def _find_unit(type_: pa.DataType, unit: Unit | None, most: float | None) -> str:

@@ -64,6 +64,7 @@ _OF_PRIVATE = (
     *("kind", "levels", "found", "bounds", "unit", "atoms", "outside", "other"),
     *("encoding", "taxonomy", "most"),
 )
+ABOVE = "the level above it"  # in place of a value of a taxonomy
 _MOST_WITH_TAXONOMY = 64  # levels that are found: others are told by their parents
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 
@@ -156,14 +157,13 @@ class Column(Document):
     (`key=value`).
     """
     taxonomy: Taxonomy | None = None
-    """What stands for each value of a categorical column that is no level, as everybody knows: pairs of
-    a value and its parent, which may have a parent too, or the name of a CSV file of two columns in
-    the schema's folder. Such a value becomes the nearest of its ancestors that is a level; the topmost
-    ones are levels beside those that are found.
+    """Public pairs of a value and its parent, which may have a parent too, or the name of a CSV file of
+    such pairs in the schema's folder. A value of the categorical column that is no level becomes the
+    nearest level above it; the topmost values are levels, beside those that are found.
     """
     most: int | None = Field(default=None, ge=1)
-    """How many of the levels that are found are taken at most, the commonest ones. The default is as
-    many as a column may have, but 64 of a column with a taxonomy.
+    """How many levels that are found are kept at most, the commonest ones. The default is as many as a
+    column may have, but 64 with a taxonomy.
     """
     encoding: str | None = None
     """The encoding, such as `utf-8`, of a categorical column whose type is bytes (`binary` and the like)
@@ -258,17 +258,19 @@ class Column(Document):
         self._check_outside()
 
     def _check_taxonomy(self) -> None:
-        above, pairs = self.ancestors, self.taxonomy or ()
+        above, levels = self.ancestors, {*self.listed}
         if self.kind != "categorical":
             raise ValueError("a taxonomy is for a categorical column")
-        if not 1 <= len(above.parents) == len(pairs):
-            raise ValueError("the taxonomy is empty, or a value in it has two parents")
-        _check_distinct(tuple({*self.listed, *above.parents, *above.roots}), MAX_IN_TAXONOMY)
+        above.check(self.taxonomy or ())
+        _check_distinct(tuple({*levels, *above.parents, *above.roots}), MAX_IN_TAXONOMY)
         if self.discovers:
-            _check_distinct(tuple({*above.roots, *self.listed}))
-        elif self.outside == "refuse" and not {*above.roots} <= {*self.listed}:
+            _check_distinct(tuple({*above.roots, *levels}))
+        elif not levels & {*above.parents.values()}:
+            raise ValueError(
+                "no level is the parent of a value in the taxonomy; add the topmost ones"
+            )
+        elif self.outside == "refuse" and not {*above.roots} <= levels:
             raise ValueError("not all topmost values of the taxonomy are levels; add them")
-        above.check()
 
     def _check_bounds(self, low: float, high: float) -> None:
         finite = math.isfinite(low) and math.isfinite(high)
@@ -421,9 +423,9 @@ class Column(Document):
 
     @property
     def outside_in_words(self) -> str:
-        """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`, behind `parent; ` with a taxonomy."""
+        """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`; with a taxonomy, what comes before that."""
         told = f"other: {self.other}" if self.outside == "other" else str(self.outside)
-        return told if self.taxonomy is None else f"parent; {told}"
+        return told if self.taxonomy is None else f"{ABOVE}; {told}"
 
 
 def _shorten(values: tuple[Any, ...]) -> str:

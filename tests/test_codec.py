@@ -419,7 +419,7 @@ def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
 ROUNDED = "declare `unit: {}`, to which values are rounded down"
-LISTED = f"list its values as levels, or {ROUNDED}"
+LISTED = f"{ROUNDED}, or list its values as levels"
 CORRECT = "correct the file's type"
 
 

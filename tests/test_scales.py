@@ -181,6 +181,7 @@ def test_bounds_that_are_not_exact_name_the_least_unit(type_, unit, bounds):
         *((pa.timestamp("ms"), unit, "write ms or s") for unit in ("us", 1000)),
         *((pa.duration("s"), unit, "write ms or s") for unit in ("ms", 60)),
         (pa.time32("s"), "ms", "write ms or s"),
+        *((type_, 1000, "that the type holds") for type_ in (pa.int8(), pa.decimal128(5, 2))),
     ],
     ids=name,
 )
@@ -252,6 +253,37 @@ def test_decimals_are_rounded_down_as_decimals_are():
         expected = [(each / step).to_integral_value(ROUND_FLOOR) for each in given]
         values, _ = codec.encode(pa.array(given, codec.type))
         assert [*map(int, values)] == expected
+
+
+FULL_WORDS = [2**32 - 1, 2**33 - 1, 3 * 2**40 + 2**32 - 1, 2**50 - 1]
+
+
+@pytest.mark.parametrize(
+    ("type_", "unit"),
+    [
+        *((pa.decimal128(38, scale), 1) for scale in range(9, 20)),
+        *((pa.decimal128(38, 0), float(f"1e{digits}")) for digits in range(9, 23)),
+        *((pa.decimal256(76, scale), 0.01) for scale in range(9, 50, 3)),
+        (pa.decimal256(76, 20), 1e40),
+    ],
+    ids=name,
+)
+def test_no_count_is_one_too_low_where_its_words_are_full(type_, unit):
+    """Arrow divides wrongly by ten to the power of 17, 18, 20 and more if 32 bits of the quotient are ones."""
+    codec, n = make(type_, unit=unit), steps(type_, unit)
+    counts = [sign * count for count in FULL_WORDS for sign in (1, -1)]
+    for rest in (0, n - 1, n // 3):
+        values, _ = codec.encode(typed([count * n + rest for count in counts], type_))
+        assert [*map(int, values)] == counts
+
+
+def test_units_and_bounds_at_the_ends_of_what_is_exact():
+    codec = make(pa.decimal256(76, 0), unit=1e60, bounds=(0, 1e64))
+    none = np.zeros(2, dtype=bool)
+    assert codec.decode(np.array([5.0, 1e4]), none).to_pylist() == [5 * 10**60, 10**64]
+    assert make(pa.int64(), unit=1000, bounds=(0, 9.007199254740992e18)).bounds == (0.0, 2.0**53)
+    with pytest.raises(DataError, match="its bounds reach beyond"):
+        make(pa.int64(), unit=1000, bounds=(0, 9.007199254740993e18))
 
 
 def test_the_type_of_counts():

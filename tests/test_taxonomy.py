@@ -76,6 +76,22 @@ def test_a_value_that_is_no_level_becomes_the_nearest_one_above_it(kind, is_dict
     assert told == {level(SHORT[one]): level(SHORT[two]) for one, two in below.items()}
 
 
+@pytest.mark.parametrize(
+    ("type_", "other", "pair", "more"),
+    [
+        (pa.int8(), 1, [5, 1000], {}),
+        (pa.int8(), 1, [1000, 5], {}),
+        (pa.int64(), 1, [5, 1.5], {}),
+        (pa.binary(1), "z", ["c", "long"], {"encoding": "utf-8"}),
+    ],
+)
+def test_a_taxonomy_fits_the_type_before_levels_are_searched_for(type_, other, pair, more):
+    usual = {"levels": "discover", "other": other, **more}
+    codec_for("x", column(**{**usual, "taxonomy": None}), type_)
+    with pytest.raises(dpdask.DataError, match=r"does not have|do not fit"):
+        codec_for("x", column(**{**usual, "taxonomy": [pair]}), type_)
+
+
 def test_what_is_not_in_the_taxonomy_is_outside():
     declared = column(nulls="level", outside="null", other=None)
     codec = codec_for("x", declared, pa.string())
@@ -92,9 +108,10 @@ def test_what_is_not_in_the_taxonomy_is_outside():
     [
         ({"kind": "discrete", "levels": [1, 2], "taxonomy": [[3, 1]]}, "for a categorical column"),
         ({"taxonomy": []}, "empty"),
-        ({"taxonomy": [*PAIRS, ["a1", "B"]]}, "two parents"),
-        ({"taxonomy": [*PAIRS, ["A", "a1"]]}, "its own ancestor"),
-        ({"taxonomy": [["c", "c"]]}, "its own ancestor"),
+        ({"taxonomy": [*PAIRS, ["a1", "B"]]}, "'a1' has two parents"),
+        ({"taxonomy": [*PAIRS, ["A", "a1"]]}, "in a circle above 'a1'"),
+        ({"taxonomy": [["A", "A"]]}, "in a circle above 'A'"),
+        ({"taxonomy": [["c", "d"]]}, "no level is the parent"),
         ({"taxonomy": [["c", 1]]}, "one type"),
         ({"taxonomy": [["c"]]}, "taxonomy"),
         ({"taxonomy": "codes.csv"}, "a file of pairs"),
@@ -132,12 +149,50 @@ def test_a_file_of_pairs_is_what_the_pairs_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"code,parent\na1\n", b"code,parent\na1,A,x\n", b'code,parent\n"a1,A\n', b"\xff,x"],
+    ("text", "said"),
+    [
+        *((text, "no CSV file of two columns") for text in (b"", b"code,parent\na1\n", b"\xff,x")),
+        (b"code,parent\na1,A,x\n", "no CSV file of two columns"),
+        (b'code,parent\n"a1,A\n', "no CSV file of two columns"),
+        (b"a1,A\na2,A\n", "its first line holds values"),
+        (b"a1,a\na,A\n", "its first line holds values"),
+    ],
 )
-def test_a_file_that_holds_no_pairs_is_refused(tmp_path, text):
-    with pytest.raises(SpecError, match=r"codes\.csv: the taxonomy cannot be read"):
+def test_a_file_that_holds_no_pairs_is_refused(tmp_path, text, said):
+    with pytest.raises(SpecError, match=rf"codes\.csv: .*{said}"):
         _schema(tmp_path, text)
+
+
+def test_a_file_of_other_values_than_the_levels_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"codes\.csv: its values are not of the kind"):
+        _schema(tmp_path, b"code,parent\na1,A\n", levels=[1, 2], other=2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "text"),
+    [("1..3", b"code,parent\n10,1\n"), ([1, 2.5], b"code,parent\n3.5,1\n")],
+    ids=str,
+)
+def test_a_file_has_the_kind_of_the_levels(tmp_path, levels, text):
+    found = _schema(tmp_path, text, levels=levels, other=1).columns["x"]
+    assert found.ancestors.find_levels(found.listed) in ({10: 1}, {3.5: 1})
+
+
+def test_answers_say_that_a_parent_has_only_what_is_left(tmp_path):
+    job = job_of(
+        tmp_path,
+        "taxonomy",
+        rows()["x"],
+        declare(taxonomy=PAIRS),
+        mechanism=MECHANISMS["copula"][0],
+        privacy=GAUSSIAN,
+    )
+    opened = dpdask.open(run_here(job).output)
+    said = "only the rows whose own value is no level"
+    assert any(said in limit for limit in opened.share("x").limits)
+    assert not any(said in limit for limit in opened.share("y").limits)
+    page = (tmp_path / "taxonomy" / "out" / "_dpdask" / "release.html").read_text()
+    assert "become what is above them in the taxonomy; others: become rest" in page
 
 
 def test_a_missing_file_is_refused(tmp_path):
@@ -202,8 +257,8 @@ def test_a_release_is_that_of_the_table_with_the_levels(name, tmp_path):
         assert stats.chi2_contingency([shown, exact]).pvalue > 1e-6
     plain = read_card(tmp_path / "levels")["columns"]["x"]
     told = read_card(tmp_path / "taxonomy")["columns"]["x"]
-    assert sorted(told.pop("taxonomy")) == [["a", "A"], ["a2", "A"], ["b1", "B"]]
-    assert told.pop("outside") == "parent; " + plain.pop("outside")
+    assert told.pop("taxonomy") == [["a2", "A"], ["a", "A"], ["b1", "B"]]  # in their order
+    assert told.pop("outside") == "the level above it; " + plain.pop("outside")
     if not name.startswith("dip"):
         assert told == plain
 

@@ -59,6 +59,7 @@ _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
 _ROUNDED = "the numbers of {!r} are {}, rounded down"
+_OF_OTHERS = "a level of {!r} that stands for others has only the rows whose own value is no level: add up its group for the whole"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -598,10 +599,10 @@ class OpenedRelease:
             found = replace(found, estimate=clip_to(found.estimate, possible), possible=possible)
         unit = self.content["guarantee"]["unit"]
         limits = [_BOUNDED.format(**unit)] if isinstance(unit, dict) and not found.of_table else []
-        counted = {
-            name: self._column(name)["numbers"] for name in names if "unit" in self._column(name)
-        }
-        limits += [_ROUNDED.format(name, numbers) for name, numbers in counted.items()]
+        for name in names:
+            column = self._column(name)
+            limits += [_ROUNDED.format(name, column["numbers"])] if "unit" in column else []
+            limits += [_OF_OTHERS.format(name)] if "taxonomy" in column else []
         found = replace(found, limits=(*limits, *found.limits))
         return cast("Result", found)
 

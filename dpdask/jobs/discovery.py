@@ -59,7 +59,7 @@ def load_discovery(
     if isinstance(job.mechanism, DiscoverMechanism):
         # a text that cannot be edited is told before the search is paid
         names = job.mechanism.schema.privatised
-        others = {name: job.schema.columns[name].listed for name in names}
+        others = {name: job.schema.columns[name].list_found(()) for name in names}
         _edit(_read_schema(job, path)[1], others, '{"epsilon": 1.0, "delta": 0.5}')
     return job
 

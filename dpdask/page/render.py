@@ -49,6 +49,7 @@ from dpdask.privacy import attacker_power, percent_above
 from dpdask.privacy.budget import HEADS, bound_belief, bound_values, order_text, write_above
 from dpdask.privacy.events import FINE
 from dpdask.scales import is_real, say_number
+from dpdask.schema import ABOVE
 from dpdask.version import __version__
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
@@ -619,7 +620,7 @@ def describe_column(name: str, card: Card) -> Content:
     else:
         domain = "as it is" if part.role == "kept" else stated.get("from", "")
     domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""
-    others = (part.outside or "").removeprefix("parent; ")
+    others = (part.outside or "").removeprefix(f"{ABOVE}; ")
     outside = _OUTSIDE.get(others, others.replace("other: ", "become "))
     if others != (part.outside or ""):
         outside = f"become what is above them in the taxonomy; others: {outside}"

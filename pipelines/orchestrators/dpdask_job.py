@@ -96,6 +96,7 @@ def _run(command: list[str], out: int, log: Callable[[str], object]) -> tuple[in
                 log(last)
         except BaseException:
             process.terminate()
+            process.wait()  # on KeyboardInterrupt, `with` waits for a quarter of a second only
             raise
     return process.returncode, last
 
