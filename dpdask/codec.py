@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -406,30 +405,35 @@ def _check_zone(name: str, type_: pa.DataType) -> None:
 
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
-    told_by = {} if column.discovers else column.ancestors.find_levels(column.listed)
-    typed = pa.string() if column.encoding else type_
+    above, n = column.ancestors, len(column.listed)
+    told_by = above.find_levels(column.listed)
+    others = [*told_by]
+    if column.discovers:  # all of a taxonomy fits, before a search is paid for
+        others, told_by = [*({*above.parents, *above.roots} - {*column.listed})], {}
     # together, since two values may become equal in the column's type
-    known = _convert_type(name, (*column.listed, *told_by), typed)
-    levels, below = known[: len(column.listed)], known[len(column.listed) :]
-    codes = {level: n for n, level in enumerate(column.listed, column.nulls == "level")}
+    known = _convert_type(
+        name, (*column.listed, *others), pa.string() if column.encoding else type_
+    )
+    levels, below = known[:n], known[n:]
+    codes = {level: code for code, level in enumerate(column.listed, column.nulls == "level")}
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, levels.type), levels])
+    encoded = None
+    if column.encoding:
+        encoded, below = (
+            _write_texts(name, texts, column.encoding, type_) for texts in (levels, below)
+        )
     instead = {"null": 0}
     if column.other is not None and not column.discovers:
         instead["other"] = codes[column.other]
-    write = partial(_write_texts, name, encoding=column.encoding or "", type_=type_)
-    if column.discovers:  # the rest fits too, before a search is paid for
-        every = {*column.listed, *column.ancestors.parents, *column.ancestors.roots}
-        whole = _convert_type(name, tuple(every), typed)
-        _ = column.encoding and write(whole)
     return LevelCodec(
         name=name,
         levels=levels,
         ordered=column.kind == "discrete",
         instead=instead.get(str(column.outside)),
         encoding=column.encoding or "",
-        encoded=write(levels) if column.encoding else None,
-        below=(write(below) if column.encoding else below) if told_by else None,
+        encoded=encoded,
+        below=below if told_by else None,
         above=np.array([codes[level] for level in told_by.values()], dtype=np.int32),
     )
 

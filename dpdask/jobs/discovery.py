@@ -127,9 +127,10 @@ def write_levels(job: Job, path: str | Path, outcome: Outcome) -> dict[str, Any]
         read: Callable[[str], Any] = str if isinstance(other, str) else int
         if isinstance(other, dt.date):
             read = dt.date.fromisoformat
-        levels[name] = column.list_found(map(read, found))
+        values = [each for each in map(read, found) if each not in column.ancestors.roots]
+        levels[name] = column.list_found(values)
         written = column.model_copy(update={"levels": levels[name]})
-        told[name] = {"found": len(found), "written": written.n_found}
+        told[name] = {"found": len(values), "written": written.n_found}
     # where levels come from, as a flow mapping that YAML and JSON read alike
     source: dict[str, Any] = {
         "epsilon": card.guarantee.epsilon,

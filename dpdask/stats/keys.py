@@ -159,7 +159,7 @@ class UnitKeys:
             words[hashed] = as_words(own, np.array(secret).tobytes())
             ranks[hashed[np.asarray(pc.sort_indices(own))]] = np.arange(len(own))
             n_pairs = keep_first(units, sizes, codes, words, ranks, _HASH_BITS, most, *secret)
-        return cls(most, secret, keys, units, sizes, codes[:n_pairs])
+        return cls(most, secret, keys, units.copy(), sizes.copy(), codes[:n_pairs].copy())
 
     def merge(self, *others: Self) -> Self:
         """Return the keys of all of them."""
