@@ -60,6 +60,7 @@ class Terminated(KeyboardInterrupt):
 
 
 _CLEANING_SECONDS = 20.0  # so long a second signal does not disturb the cleaning after the first
+_AGAIN_SECONDS = 0.05  # after a lost exception: by then the code that lost it has ended
 
 
 class _Sigterm:
@@ -69,6 +70,7 @@ class _Sigterm:
         self.n_cleaning = 0  # how many blocks are open that are finished first
         self.waits = False  # whether a signal came in one of them
         self.raised: float | None = None  # when the block was last told to end
+        self.lost: type[BaseException] = Terminated  # what Python has dropped
 
     def come(self, *_: object) -> None:
         if self.raised is not None and time.monotonic() - self.raised < _CLEANING_SECONDS:
@@ -78,6 +80,39 @@ class _Sigterm:
             return
         self.waits, self.raised = False, time.monotonic()
         raise Terminated
+
+    def come_again(self, *_: object) -> None:
+        if issubclass(self.lost, Terminated):
+            self.raised = None
+            self.come()
+        else:
+            raise self.lost
+
+    @contextmanager
+    def raise_what_is_lost(self) -> Iterator[None]:
+        """Raise an interruption again that Python has dropped, as it does in `__del__` and in callbacks of weak references and of the collector."""
+        print_it = sys.unraisablehook
+
+        if not hasattr(signal, "setitimer"):  # on Windows, where nothing runs that must end cleanly
+            yield
+            return
+
+        def hook(lost: Any) -> None:
+            if issubclass(lost.exc_type, KeyboardInterrupt):
+                self.lost = lost.exc_type
+                # no thread for this: its start needs locks, which may be held here
+                signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+            else:
+                print_it(lost)
+
+        before = signal.signal(signal.SIGALRM, self.come_again)
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            sys.unraisablehook = print_it
+            signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
 _SIGTERM = _Sigterm()
@@ -95,7 +130,8 @@ def end_on_sigterm() -> Iterator[None]:
         return
     signal.signal(signal.SIGTERM, _SIGTERM.come)
     try:
-        yield
+        with _SIGTERM.raise_what_is_lost():
+            yield
     finally:
         after = signal.SIG_IGN if _SIGTERM.raised else before or signal.SIG_DFL
         signal.signal(signal.SIGTERM, after)

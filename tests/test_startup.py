@@ -54,6 +54,48 @@ def test_the_command_line_sets_it():
     assert found.splitlines()[-1] == "100000 True"
 
 
+LOST = """
+import gc, os, signal, sys, time, weakref
+from dpdask.cli import cli
+from dpdask.startup import Terminated
+
+def strike(*_):
+    gc.callbacks.clear()  # one signal, as an orchestrator sends it
+    os.kill(os.getpid(), {number})
+    for _ in range(1000):  # here the handler raises
+        pass
+
+class Held:
+    pass
+
+class Striking:
+    def __del__(self):
+        strike()
+
+@cli.command()
+def wait():
+    held = {{"of __del__": Striking, "of a weak reference": Held, "of the collector": Held}}[{where!r}]()
+    known = weakref.ref(held, strike) if {where!r} == "of a weak reference" else None
+    if {where!r} == "of the collector":
+        gc.callbacks.append(strike)
+        gc.collect()
+    del held
+    time.sleep(100)
+
+cli(["wait"])
+"""
+
+
+@pytest.mark.parametrize("where", ["of __del__", "of a weak reference", "of the collector"])
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(15, 143, "terminated"), (2, 130, "interrupted")]
+)
+def test_a_signal_whose_exception_python_drops_ends_the_command(number, code, word, where):
+    call = [sys.executable, "-c", LOST.format(number=number, where=where)]
+    ended = subprocess.run(call, capture_output=True, text=True, check=False, timeout=90)
+    assert (ended.stderr, ended.returncode) == (f"dpdask: {word}; run again to resume\n", code)
+
+
 PLANTED = """
 import os, sys
 open({told!r}, "a").write(" ".join(sys.argv))
@@ -127,7 +169,7 @@ def test_slurm_s_workers_are_told(safe, tmp_path, monkeypatch):
 
 
 WITHOUT_LOCKS = """
-import importlib.abc, os, sys
+import importlib.abc, os, signal, sys
 
 MISSING = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}
 class Missing(importlib.abc.MetaPathFinder):
@@ -139,6 +181,8 @@ for name in MISSING:
     sys.modules.pop(name, None)
 for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "register_at_fork"):
     delattr(os, name)
+for name in ("SIGALRM", "setitimer"):
+    delattr(signal, name)
 """
 OPENED = """
 import dpdask

