@@ -79,6 +79,13 @@ _TEXTS = {
     r"(.+_)?naics_sector": "naics_sectors",
     r"(.+_)?icd(_?10)?_chapter": "icd10_chapters",
 }
+_OR = {
+    "iso_countries": "iso_countries_3",
+    "us_states": "us_state_names",
+    "sexes": "sexes_fm",
+    "month_names": "month_names_3",
+    "weekday_names": "weekday_names_3",
+}
 _KEY = re.compile(r"[A-Za-z_][\w-]*")
 _WIDTH = 130
 
@@ -134,7 +141,9 @@ def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
         typed = ", type: TODO" if column.in_folders else ""
         drawn = f"{{role: privatise{typed}, kind: {_declare_levels(column, levels)}{nulls}}}"
         return f"  {_quote(column.name)}: {drawn}  # {told}\n"
-    could = [f"{{role: privatise, {each}{nulls}}}" for each in _propose(column)]
+    proposed = _propose(column)
+    could = [f"{{role: privatise, {each}{nulls}}}" for each in proposed]
+    could += [f"levels: {_OR[each.split()[-1]]}" for each in proposed if each.split()[-1] in _OR]
     told += f": {' or '.join(could)}" if could else f"; {_say_why_not(column)}"
     return f"  {_quote(column.name)}: {{role: drop}}  # {told}\n"
 
@@ -158,7 +167,7 @@ def names_repeated(column: str) -> bool:
 def _say_why_not(column: FoundColumn) -> str:
     if column.type is not None and not _can_be_private(column.type):
         return "its type cannot be privatised"
-    return "by its name an identifier: leave it, or name it as the `unit` of a job"
+    return "by its name an identifier: leave it, or name it as the `unit` of a job; `levels: discover` finds values that many rows share"
 
 
 def _propose(column: FoundColumn) -> list[str]:

@@ -14,6 +14,7 @@ from lakes.tables import sql_catalog
 
 from dpdask.cli import cli
 from dpdask.documents import parse_yaml
+from dpdask.domains import list_domains
 from dpdask.errors import SpecError
 from dpdask.io import parquet
 from dpdask.io.storage import read_ranges
@@ -105,7 +106,7 @@ def test_every_column_is_dropped_and_says_what_it_could_be(file):
     )
     assert found["fee"] == one("continuous", bounds="TODO", nulls="level")
     text = draft_schema(Input(path=str(file)))
-    hint = "by its name an identifier: leave it, or name it as the `unit` of a job"
+    hint = "by its name an identifier: leave it, or name it as the `unit` of a job; `levels: discover` finds values that many rows share"
     assert f"  userId: {{role: drop}}  # int64; {hint}\n" in text
     assert '  "no": {role: drop}  # string: ' in text
     assert "; its type cannot be privatised\n" in text
@@ -174,6 +175,24 @@ def test_names_and_types_propose_domains(type_, expected, tmp_path):
         pq.write_table(schema.empty_table(), path)
         proposed = yaml.safe_load(f"[{{role: privatise, kind: {told}}}]") if told else []
         assert draft(path) == dict.fromkeys(names, proposed), told
+
+
+def test_a_public_list_that_has_another_form_is_named_beside(tmp_path):
+    others = {
+        "country": "iso_countries_3",
+        "state": "us_state_names",
+        "sex": "sexes_fm",
+        "month": "month_names_3",
+        "weekday": "weekday_names_3",
+    }
+    schema = pa.schema([pa.field(name, pa.string()) for name in [*others, "icd_chapter"]])
+    pq.write_table(schema.empty_table(), tmp_path / "a.parquet")
+    lines = draft_schema(Input(path=str(tmp_path / "a.parquet"))).splitlines()[-6:]
+    assert [line.partition("} or ")[2] for line in lines] == [
+        *(f"levels: {name}" for name in others.values()),
+        "",
+    ]
+    assert set(others.values()) <= list_domains().keys()
 
 
 def test_a_draft_that_is_turned_on_is_a_schema(file, tmp_path):
