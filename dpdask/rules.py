@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
@@ -255,6 +256,7 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>"(?:[^"]|"")*"|'(?:[^']|'')*'|`[^`]+`)
+    |(?P<date>\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[-+]\d\d:\d\d)?)?)(?![\w.:-])
     |(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.-]))
     |(?P<sign><=|>=|!=|<>|==|[=<>(),])
     |(?P<word>[^\W\d][\w.-]*))""",
@@ -534,12 +536,12 @@ class _Reader:
         try:
             if not fits or (kind == "word" and not known):
                 raise ValueError
-            if pa.types.is_time(codec.type):  # of which Arrow reads no texts
-                found = pa.scalar(dt.time.fromisoformat(text), codec.type)
-            elif is_coded:
+            if is_coded:
                 found = pa.scalar(text.encode(codec.encoding), pa.large_binary())
             elif kind != "number":
-                found = pa.scalar(text).cast(codec.type)
+                found = (
+                    _read_time(text, codec.type) if is_time else pa.scalar(text).cast(codec.type)
+                )
             else:
                 found = pa.scalar(
                     int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else float(text)
@@ -568,6 +570,17 @@ class _Reader:
         return False
 
 
+def _read_time(text: str, type_: pa.DataType) -> pa.Scalar:
+    """Return a date, or a time, which without a zone is one of the column's."""
+    if pa.types.is_time(type_):  # of which Arrow reads no texts
+        return pa.scalar(dt.time.fromisoformat(text), type_)
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        with suppress(pa.ArrowInvalid):
+            local = pa.scalar(text).cast(pa.timestamp(type_.unit))
+            return pc.assume_timezone(local, type_.tz)
+    return pa.scalar(text).cast(type_)
+
+
 def _split(text: object) -> Iterator[Token]:
     """Yield the tokens of a condition."""
     if not isinstance(text, str):
@@ -581,7 +594,7 @@ def _split(text: object) -> Iterator[Token]:
         written = found[kind]
         if kind == "text":
             written = written[1:-1].replace(2 * written[0], written[0])
-        yield kind, written
+        yield "text" if kind == "date" else kind, written
         place = found.end()
 
 

@@ -15,11 +15,18 @@ import pandas as pd
 import pyarrow as pa
 
 from dpdask.analysis.results import NO_ERROR, Result
-from dpdask.analysis.values import find_levels, list_values, to_numbers, without_levels
+from dpdask.analysis.values import (
+    DateScale,
+    find_levels,
+    list_values,
+    to_numbers,
+    without_levels,
+)
 from dpdask.arrays import Ends, Flags, Pair
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Codes
 from dpdask.rules import ColumnTest, TypedColumn, read_condition
+from dpdask.scales import count_spans
 
 _BY_MEANS = "computed from slopes and means, whose errors are assumed to add up, so the interval is wider than needed"
 _PLAIN = "computed from the released rows as they are, with an unknown error: {}"
@@ -55,8 +62,10 @@ class Derived:
         """Return the code of each released row."""
 
         def meet(each: ColumnTest) -> Flags:
-            told = self.types[each.column]
-            return each.meet(pa.array(rows[each.column], told.type, from_pandas=True))
+            name, values = each.column, rows[each.column]
+            if name in self.cells and DateScale.of_card(self.cells[name]):
+                values = to_numbers(values, name)
+            return each.meet(pa.array(values, self.types[name].type, from_pandas=True))
 
         return self._code(rows, meet)
 
@@ -77,7 +86,10 @@ class Derived:
             if is_cut:
                 edges = np.array(self.cells[name]["edges"][1:-1])
                 asked = [float(value.as_py()) for value in each.values]
-                near = sorted({float(edges[np.abs(edges - x).argmin()]) for x in asked})
+                near: Any = sorted({float(edges[np.abs(edges - x).argmin()]) for x in asked})
+                scale = DateScale.of_card(self.cells[name])
+                if scale is not None:
+                    near = map(scale.write, scale.to_dates(np.array(near)))
                 what = (
                     "the condition cuts a cell, and the places of rows inside a cell are not known"
                 )
@@ -216,8 +228,45 @@ class Subset:
             array = pa.array(levels)
             return TypedColumn(array.type, array)
         if opened._is_kept(name):
-            return TypedColumn(opened._types.field(name).type)
-        return TypedColumn(pa.float64())  # dates with noise, too, which no date is compared with
+            return TypedColumn(self._type(name))
+        return TypedColumn(pa.float64())
+
+    def _scale(self, name: str) -> DateScale | None:
+        """Return how a private column of dates is compared as numbers."""
+        opened = self.opened
+        if opened._is_kept(name) or opened._levels(name) is not None:
+            return None
+        return DateScale.of_card(opened._column(name), getattr(self._type(name), "tz", None))
+
+    def _type(self, name: str) -> pa.DataType:
+        types = self.opened._types
+        return types.field(name).type if name in types.names else pa.null()
+
+    def _read(self, text: str, told: Mapping[str, TypedColumn]) -> Alternatives:
+        """Return the alternatives of a condition; of private columns, dates and times of a day are numbers."""
+        types = dict(told)
+        for name in told:
+            scale = self._scale(name)
+            if scale is not None:
+                is_day = scale.unit == "D"
+                types[name] = TypedColumn(pa.date32() if is_day else pa.timestamp("us", scale.zone))
+            elif told[name].levels is None and pa.types.is_time(self._type(name)):
+                types[name] = TypedColumn(self._type(name))
+
+        def count(test: ColumnTest) -> ColumnTest:
+            name = test.column
+            if types[name] is told[name] or not test.values:
+                return test
+            scale, values = self._scale(name), [each.as_py() for each in test.values]
+            numbers = (
+                count_spans(pa.array(values, types[name].type))
+                if scale is None
+                else scale.to_numbers(values)
+            )
+            return replace(test, values=tuple(map(pa.scalar, numbers.tolist())))
+
+        found = read_condition(text, types)
+        return tuple(tuple(map(count, together)) for together in found)
 
     def _parse(self) -> tuple[Alternatives, dict[str, TypedColumn]]:
         """Return all conditions as one: alternatives of each are joined with those of the others."""
@@ -228,7 +277,7 @@ class Subset:
             for each in names
             if opened._is_kept(each) <= (each in opened._types.names)
         }
-        parts = [read_condition(each, told) for each in self.conditions]
+        parts = [self._read(each, told) for each in self.conditions]
         n = math.prod(map(len, parts))
         if n > _MOST_ALTERNATIVES:
             what = f"the conditions have {n:,} alternatives together; the limit is {_MOST_ALTERNATIVES:,}"
@@ -339,9 +388,12 @@ class Subset:
 
     def _count_range(self, name: str, alternatives: Alternatives) -> Result:
         """Return the number of rows in one range of a column of numbers."""
-        bounds = self.opened._column(name).get("bounds")
-        signs = {each.sign for one in alternatives for each in one}
-        is_range = len(alternatives) == 1 and signs <= {"<", "<=", ">", ">="}
+        bounds, scale = self.opened._column(name).get("bounds"), self._scale(name)
+        signs = {"<", "<=", ">", ">=", *(["="] if scale is not None else [])}
+        is_range = len(alternatives) == 1 and all(
+            each.sign in signs and not each.is_not and len(each.values) == 1
+            for each in alternatives[0]
+        )
         if not is_range or bounds is None or self.opened._column(name).get("released_as"):
             what = "numbers are counted in one range within declared bounds only, and only if their values are released"
             use = "compare by <, <=, > and >=, or use histogram()"
@@ -350,13 +402,22 @@ class Subset:
         start, end = low, math.inf
         for each in alternatives[0]:
             value = float(each.values[0].as_py())
-            # ranges hold their lower edge
-            edge = np.nextafter(value, np.inf) if each.sign in (">", "<=") else value
-            start, end = (max(start, edge), end) if ">" in each.sign else (start, min(end, edge))
+            # ranges hold their lower edge, and dates are whole numbers
+            at, after = value, float(np.nextafter(value, np.inf))
+            if scale is not None:
+                at, after = float(np.ceil(value)), float(np.floor(value)) + 1.0
+            if each.sign != "<" and each.sign != "<=":
+                start = max(start, after if each.sign == ">" else at)
+            if each.sign != ">" and each.sign != ">=":
+                end = min(end, at if each.sign == "<" else after)
         inner = [edge for edge in (start, end) if low < edge <= high]
         edges = sorted({low, high, *inner})
-        found = self.opened.histogram(name, edges)
+        bins = edges if scale is None else scale.to_dates(np.array(edges))
+        found = self.opened.histogram(name, bins)
         place = edges.index(start) if start in edges else len(edges)
+        if start == high < end:
+            what = "rows with the highest value alone are not told apart"
+            raise SpecError(what, "`where`", "ask about a range below the upper bound")
         if place >= len(edges) - 1 or not start < end:
             raise SpecError("no row can meet it", "`where`", "see the bounds of the column")
         return found.change(lambda part: part.iloc[place])

@@ -65,6 +65,10 @@ class DateScale:
         index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
         return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
 
+    def write(self, date: Any) -> str:
+        """Return a date as text."""
+        return str((date.date() if self.unit == "D" else date).isoformat())
+
     def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
         """Return differences of numbers as spans of time."""
         return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))

@@ -211,6 +211,15 @@ REFUSALS = [
     ("homes, cells", lambda o: o.where("price >= 60").groupby("kind").count(), "cuts a cell"),
     ("homes, cells", lambda o: o.r_squared("years", "kind"), "one column of numbers"),
     ("homes, tables", lambda o: o.where('kind = "flat"').mean("rating"), "no released table"),
+    ("rides, holdout", lambda o: o.where("day >= 3").count(), "of the type date32"),
+    ("rides, holdout", lambda o: o.where("day >= 2026-12-31").count(), "the highest value alone"),
+    ("rides, holdout", lambda o: o.where("day > 2026-12-31").count(), "no row can meet"),
+    ("rides, holdout", lambda o: o.where("day in (2026-01-02, 2026-01-04)").count(), "one range"),
+    (
+        "rides, cells",
+        lambda o: o.where("when > 2026-02-01T12:00").groupby("riders").count(),
+        "an edge of its cells, as 2026-01-3",
+    ),
 ]
 
 
@@ -286,6 +295,34 @@ def test_dates_have_means_by_group(shelf):
     found = shelf.opened("rides, holdout").where("firm = 7").mean("when")
     low, high = found.interval()
     assert low < found.estimate < high
+
+
+@pytest.mark.parametrize("name", ["rides, holdout", "rides, tree", "rides, tables", "rides, cells"])
+@pytest.mark.parametrize("column", ["when", "day"])
+@pytest.mark.parametrize(
+    ("condition", "meet"),
+    [
+        ("{} >= 2026-02-01", lambda x: x >= "2026-02-01"),
+        ("{} > '2026-02-01'", lambda x: x > "2026-02-01"),
+        ("{} < 2026-01-15", lambda x: x < "2026-01-15"),
+        ("{} <= 2026-01-15", lambda x: x <= "2026-01-15"),
+        (
+            "{0} > 2026-01-10 and {0} < 2026-01-31",
+            lambda x: (x > "2026-01-10") & (x < "2026-01-31"),
+        ),
+        ("{} = 2026-01-20", lambda x: x == "2026-01-20"),
+    ],
+)
+def test_private_dates_are_counted(condition, meet, column, name, shelf):
+    opened = shelf.opened(name)
+    if column not in opened.content["columns"]:
+        return
+    found = opened.where(condition.format(column)).count()
+    low, high = found.interval(2 * 0.9999966 - 1)
+    n = coverage.count_rows_of(opened)
+    true = n * meet(pd.to_datetime(rides()[column])).mean()
+    assert low <= true <= high
+    assert high - low < (0.6 if name == "rides, cells" else 0.35) * n
 
 
 def test_the_square_of_a_correlation_near_zero_reaches_zero():

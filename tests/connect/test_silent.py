@@ -182,25 +182,20 @@ def test_a_worker_without_dpdask_is_told_of_and_may_join_afterwards(
 
 @pytest.mark.matrix("SIGTERM", "a scheduler of others")
 def test_a_driver_that_is_terminated_leaves_the_scheduler_as_it_was(
-    open_store, source, tmp_path, monkeypatch
+    open_store, source, tmp_path, monkeypatch, drivers
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with open_store("azurite") as store, open_scheduler(1) as client:
-        before = describe(client)
+        before, sign = describe(client), tmp_path / "sign"
         job, place = charged_job(tmp_path, source, client, out=store.folder.url)
-        said = []
-        with subprocess.Popen(
-            command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as driver:
-            assert driver.stderr is not None
-            for line in driver.stderr:
-                said.append(line)
-                if '"stage": "write", "done": 0,' in line:
-                    deadline = time.monotonic() + 20.0
-                    while describe(client)["metadata"] == before["metadata"]:
-                        assert time.monotonic() < deadline
-                    driver.terminate()
-            assert driver.wait(200) == 143, said
+        pid = drivers.start(
+            *("run", job), point="all-shards", strike="pause", sign=sign, environment=os.environ
+        )
+        while not sign.exists():
+            time.sleep(0.05)
+        assert describe(client)["metadata"] != before["metadata"]  # what it has told
+        os.kill(pid, signal.SIGTERM)
+        assert drivers.wait() == (143, "dpdask: terminated; run again to resume")
         assert describe(client) == before
         ended = call_cli("run", job)
         assert ended.returncode == 0, ended.stderr

@@ -5,6 +5,7 @@ import datetime as dt
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import call_cli, categorical, continuous, run_here, write_job
@@ -15,6 +16,7 @@ from dpdask.schema import Schema
 
 DAY = dt.date(2020, 1, 1)
 SECONDS = 86_400
+NOON = pa.scalar(dt.datetime(2020, 1, 16, 12, tzinfo=dt.UTC))
 COLUMNS = {
     "clock": continuous([0, SECONDS * 1000 - 1], type="time32[ms]"),
     "span": continuous([0, 10_000_000], type="duration[ms]", nulls="level"),
@@ -65,6 +67,14 @@ def test_a_job_releases_them_and_its_release_answers_in_their_unit(mechanism, tm
         assert low <= exact <= high
         assert float(found.estimate) == pytest.approx(exact, rel=0.2)
         release.histogram(name, bins=4)
+    for condition, exact in (
+        ("clock >= '13:00:00'", pc.greater_equal(table["clock"], pa.scalar(dt.time(13)))),
+        ("when < 2020-01-16T12:00", pc.less(table["when"], NOON)),
+        ("when < '2020-01-16T13:00+01:00'", pc.less(table["when"], NOON)),
+    ):
+        low, high = release.where(condition).count().interval(0.999999)
+        assert low <= pc.sum(exact).as_py() <= high
+        assert high - low < 0.6 * len(table)
     page = (tmp_path / "out" / "_dpdask" / "release.html").read_text()
     assert "clock" in page
 
@@ -79,6 +89,9 @@ def test_models_are_asked_for_times_of_a_day_and_durations():
         ).compute()
         assert min(drawn["clock"]) >= dt.time(12)
         assert drawn["span"].max() < pd.Timedelta(minutes=10)
+        for text in ("2020-01-16T12:00", "'2020-01-16T12:00Z'"):
+            drawn = release.sample(500, seed=1, where=f"when >= {text}").compute()
+            assert drawn["when"].min() >= NOON.as_py()
         with pytest.raises(SpecError, match=r"a value of the type time32\[ms\] is expected"):
             release.sample(10, where="clock >= 12")
 
