@@ -133,9 +133,9 @@ def test_interrupted_from_the_keyboard(cluster, tmp_path, out):
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "and again at once"])
 def test_a_driver_that_is_terminated_ends_its_workers(again, tmp_path, out):
-    source = lake(tmp_path / "in", [6000] * 6, row_group=500)
+    source = lake(tmp_path / "in", [12_000] * 6, row_group=500)  # it writes for some seconds
     block = {"kind": "local", "workers": 1}
-    job = write_job(tmp_path / "job", source, out, cluster=block, output__rows_per_shard=400)
+    job = write_job(tmp_path / "job", source, out, cluster=block, output__rows_per_shard=200)
     words = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command("run", job), **words) as process:
         assert process.stderr is not None
