@@ -63,8 +63,9 @@ class Derived:
 
         def meet(each: ColumnTest) -> Flags:
             name, values = each.column, rows[each.column]
-            if name in self.cells and DateScale.of_card(self.cells[name]):
-                values = to_numbers(values, name)
+            scale = DateScale.of_card(self.cells[name])
+            if scale is not None and self.cells[name]["role"] != "kept":
+                values = scale.to_numbers(values)
             return each.meet(pa.array(values, self.types[name].type, from_pandas=True))
 
         return self._code(rows, meet)

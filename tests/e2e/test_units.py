@@ -150,6 +150,12 @@ def test_each_mechanism_releases_multiples_exactly(mechanism, source, tmp_path):
     assert abs(float(asked.estimate)) < (6e14 if mechanism["kind"] == "histogram" else 3e14)
     when = release.mean("when")
     assert 4000 < when.estimate.year < 6000
+    for name, middle in (("when", "5000-01-01"), ("zoned", "1970-01-01T12:00")):
+        if name in schema and schema[name]["role"] == "privatise":
+            low, high = release.where(f"{name} < {middle}").count().interval(0.99999)
+            assert low < 0.6 * N_ROWS
+            assert high > 0.3 * N_ROWS  # a hold-out leaves out some
+            assert mechanism["kind"] == "histogram" or high - low < 0.7 * N_ROWS
     assert "in units of 1000" in (tmp_path / "out" / "_dpdask" / "release.html").read_text()
 
 
