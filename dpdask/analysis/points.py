@@ -610,8 +610,9 @@ class Points:
         Such a share is a ratio A / B of two noisy sums. By the delta method its variance is that of
         A - p B, over B²: each cell of the share counts with (1 - p)², each other one of B with p².
         """
-        # of a level without released rows, the share is not known to be 0
-        least = min(0.5, 1.0 / (self.n_rows * known))
+        # of a level without released rows, the share is not known to be 0: it may be that of one row
+        # that was not drawn
+        least = min(0.5, self.sampling / known)
         spread = np.clip(p, least, 1.0 - least)
         noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
         return np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)

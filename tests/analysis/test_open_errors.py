@@ -603,6 +603,36 @@ def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share, 
     assert np.median(error) / off.std() == pytest.approx(1.0, abs=0.3)
 
 
+@pytest.mark.parametrize("expected", [1.0, 2.0, 8.0, 20.0])
+@pytest.mark.parametrize("question", ["share", "count", "histogram", "crosstab"])
+def test_few_rows_that_were_drawn_twice_have_the_error_of_both_draws(question, expected):
+    """Rows of a hold-out, and released rows from these: where none was drawn, the least share is that of a row of both draws."""
+    n_held, n, repeats = 1_500, 4_500, 600
+    frame = pd.DataFrame({"kind": ["a", "b"], "one": ["c", "c"], "x": [0.5, 1.5]})
+    points = points_of(
+        frame,
+        np.ones(2),
+        n,
+        sampling=1.0 / n_held + 1.0 / n,
+        levels={"kind": ["a", "b"], "one": ["c"]},
+    )
+    ask = {
+        "share": lambda points: points.share("kind"),
+        "count": lambda points: points.count("kind"),
+        "histogram": lambda points: points.histogram("x", np.arange(3.0)),
+        "crosstab": lambda points: points.crosstab("kind", "one").change(lambda part: part["c"]),
+    }[question]
+    true = expected / n_held * (1 if question == "share" else n)
+    rng = default_rng(int(expected))
+    drawn = rng.binomial(n, rng.binomial(n_held, expected / n_held, repeats) / n_held)
+    hit = 0
+    for count in drawn:
+        found = ask(replace(points, weights=np.array([count, n - count], float)))
+        low, high = (np.asarray(end, float) for end in found.interval())
+        hit += low[0] <= true <= high[0]
+    assert hit >= stats.binom.ppf(ALPHA, repeats, 0.92)
+
+
 @pytest.mark.parametrize("kind", ["mean", "quantile"])
 def test_nothing_prints_an_error_of_zero(kind):
     """Neither of equal values, nor of a quantile whose neighbours are all equal."""
