@@ -50,21 +50,27 @@ class _Verbs(click.Group):
                 return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
             raise
-        except Exception as error:
-            if ctx.params.get("debug"):
+        except (Exception, KeyboardInterrupt) as error:
+            if ctx.params.get("debug") and isinstance(error, Exception):
                 echo(traceback.format_exc(), err=True, nl=False)
             _fail(ctx, *_line_and_code(error))
-        except Terminated:
-            _fail(ctx, "terminated; run again to resume", _TERMINATED)
-        except KeyboardInterrupt:
-            _fail(ctx, "interrupted; run again to resume", _INTERRUPTED)
 
 
-def _line_and_code(error: Exception) -> tuple[str, int]:
+def _find_interruption(error: BaseException | None) -> BaseException | None:
+    """Return the interruption that an error is, or that came before it: a library that is interrupted may fail by another error."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | click.Abort):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _line_and_code(error: BaseException) -> tuple[str, int]:
+    interruption = _find_interruption(error)
+    if isinstance(interruption, Terminated):
+        return "terminated; run again to resume", _TERMINATED
+    if interruption is not None:
+        return "interrupted; run again to resume", _INTERRUPTED
     if isinstance(error, DpdaskError):
         return str(error), error.exit_code
-    if isinstance(error, click.Abort):
-        return "interrupted; run again to resume", _INTERRUPTED
     if isinstance(error, click.ClickException):
         return (
             f"{' '.join(error.format_message().split()).rstrip('.')}; see `dpdask --help`",
@@ -326,7 +332,7 @@ def demo(ctx: click.Context, folder: str, log_format: LogFormat) -> None:
 
 def _find_code(error: BaseException) -> int:
     """Return the exit code with which the process will end."""
-    if isinstance(error, Exception):
+    if isinstance(error, Exception | KeyboardInterrupt):
         return _line_and_code(error)[1]
     code = getattr(error, "code", _INTERRUPTED)  # of a SystemExit
     return code if isinstance(code, int) else 1
@@ -771,3 +777,8 @@ def main() -> NoReturn:
     except click.ClickException as error:  # of the group's own options; its verbs' are caught above
         echo(f"dpdask: {_line_and_code(error)[0]}", err=True)
         sys.exit(UsageError.exit_code)
+    except (
+        click.Abort,
+        KeyboardInterrupt,
+    ):  # once more, while the line of the first one is printed
+        sys.exit(_INTERRUPTED)

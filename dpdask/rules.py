@@ -256,7 +256,7 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>"(?:[^"]|"")*"|'(?:[^']|'')*'|`[^`]+`)
-    |(?P<date>\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[-+]\d\d:\d\d)?)?)(?![\w.:-])
+    |(?P<date>\d{4}-\d\d-\d\d(?:T[\d:.]+(?:Z|[-+]\d\d:\d\d)?)?|\d\d(?::\d\d){1,2}(?:\.\d+)?)(?![\w.:-])
     |(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.-]))
     |(?P<sign><=|>=|!=|<>|==|[=<>(),])
     |(?P<word>[^\W\d][\w.-]*))""",
@@ -272,6 +272,7 @@ _SIGNS: dict[str, Callable[[Any, Any], pa.Array]] = {
 }
 _SAME = {"==": "=", "<>": "!="}
 _WRITE = """write it as in 'sex = "F" and age >= 65', with and, or, in (…), is null"""
+_WRITE_DATE = "write it as 2026-01-31 or, of times, 2026-01-31T12:00; a time that the clocks of the zone skip or repeat needs an offset, as 02:30-05:00"
 Token = tuple[str, str]  # its kind and its text
 
 
@@ -550,7 +551,11 @@ class _Reader:
                     found = found.cast(pa.int64()).cast(codec.type)
         except (ValueError, pa.ArrowException):
             wanted = "a text in quotes" if is_text else f"a value of the type {codec.type}"
-            raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", _WRITE) from None
+            how = _WRITE
+            if is_time:
+                is_clock = pa.types.is_time(codec.type)
+                how = "write it as 06:00" if is_clock else _WRITE_DATE
+            raise SpecError(f"{wanted} is expected", f"`where`, column {name!r}", how) from None
         if codec.has_levels and sign == "=":
             own = codec.own if is_coded else codec.levels
             if not _flags(pc.equal(own, found)).any():

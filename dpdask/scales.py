@@ -22,7 +22,7 @@ _LARGEST = 2.0**1021
 _ONE_DAY = dt.timedelta(days=1)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def _as_unit(value: object) -> object:
@@ -129,7 +129,7 @@ def refine(counts: Floats, type_: pa.DataType, unit: Unit) -> NDArray[np.integer
 
 def n_steps(type_: pa.DataType, unit: Unit) -> int:
     """Return how many of the numbers or times of a type a declared unit of it is."""
-    return _PER_SECOND[type_.unit] // _PER_SECOND[unit] if isinstance(unit, str) else int(unit)
+    return PER_SECOND[type_.unit] // PER_SECOND[unit] if isinstance(unit, str) else int(unit)
 
 
 def find_digits(unit: Unit) -> int:
@@ -162,7 +162,7 @@ def step_of(counted: pa.DataType) -> dt.timedelta:
     """Return how long one step of a lattice of dates, times or durations is."""
     if pa.types.is_date(counted):
         return _ONE_DAY
-    return dt.timedelta(microseconds=10**6 // _PER_SECOND[counted.unit])
+    return dt.timedelta(microseconds=10**6 // PER_SECOND[counted.unit])
 
 
 def name_unit(type_: pa.DataType) -> str:

@@ -70,7 +70,7 @@ class _Sigterm:
         self.n_cleaning = 0  # how many blocks are open that are finished first
         self.waits = False  # whether a signal came in one of them
         self.raised: float | None = None  # when the block was last told to end
-        self.lost: type[BaseException] = Terminated  # what Python has dropped
+        self.lost: type[BaseException] | None = None  # what Python has dropped
 
     def come(self, *_: object) -> None:
         if self.raised is not None and time.monotonic() - self.raised < _CLEANING_SECONDS:
@@ -81,12 +81,12 @@ class _Sigterm:
         self.waits, self.raised = False, time.monotonic()
         raise Terminated
 
-    def come_again(self, *_: object) -> None:
-        if issubclass(self.lost, Terminated):
-            self.raised = None
-            self.come()
-        else:
-            raise self.lost
+    def come_again(self) -> None:
+        lost, self.lost = self.lost, None
+        if lost is not None and not issubclass(lost, Terminated):
+            raise lost
+        self.raised = None
+        self.come()
 
     @contextmanager
     def raise_what_is_lost(self) -> Iterator[None]:
@@ -105,12 +105,20 @@ class _Sigterm:
             else:
                 print_it(lost)
 
-        before = signal.signal(signal.SIGALRM, self.come_again)
+        def ring(*given: Any) -> None:
+            if self.lost is not None:
+                self.come_again()
+            elif callable(before):  # an alarm of whoever calls the command line in its process
+                before(*given)
+
+        before = signal.signal(signal.SIGALRM, ring)
         sys.unraisablehook = hook
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            if self.lost is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                self.lost = None
             sys.unraisablehook = print_it
             signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 

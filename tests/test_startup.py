@@ -1,6 +1,7 @@
 """What a process of dpdask sets when it starts."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import dpdask
 from dpdask.connect.private import slurm_options
 from dpdask.connect.spec import Slurm
 from dpdask.errors import SpecError
+from dpdask.startup import end_on_sigterm
 
 ROOT = str(Path(dpdask.__file__).parents[1])
 COUNTED = """
@@ -94,6 +96,48 @@ def test_a_signal_whose_exception_python_drops_ends_the_command(number, code, wo
     call = [sys.executable, "-c", LOST.format(number=number, where=where)]
     ended = subprocess.run(call, capture_output=True, text=True, check=False, timeout=90)
     assert (ended.stderr, ended.returncode) == (f"dpdask: {word}; run again to resume\n", code)
+
+
+REPLACED = """
+import os
+from dpdask.cli import main, cli
+
+@cli.command()
+def wait():
+    try:
+        os.kill(os.getpid(), {number})
+        for _ in range(1000):
+            pass
+    finally:
+        raise ValueError("of a library, which was interrupted")
+
+import sys
+sys.argv = ["dpdask", "wait"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(15, 143, "terminated"), (2, 130, "interrupted")]
+)
+def test_a_signal_whose_exception_a_library_replaces_ends_the_command_as_such(number, code, word):
+    call = [sys.executable, "-c", REPLACED.format(number=number)]
+    ended = subprocess.run(call, capture_output=True, text=True, check=False, timeout=90)
+    assert (ended.stderr, ended.returncode) == (f"dpdask: {word}; run again to resume\n", code)
+
+
+def test_an_alarm_of_the_caller_still_rings():
+    rang, before = [], signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    try:
+        with end_on_sigterm():
+            signal.raise_signal(signal.SIGALRM)
+            signal.setitimer(signal.ITIMER_REAL, 60.0)
+        assert rang == [1]
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 1.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 PLANTED = """

@@ -91,14 +91,21 @@ class MeasuredAnswers:
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range; see `Points.histogram`."""
-        parts = self.column.histogram(edges)
-        index = index_ranges(edges, self.dates.get(name), name)
+        parts, at_least, at_most = self.column.histogram(edges)
+        index, n = index_ranges(edges, self.dates.get(name), name), max(self.column.total, 1.0)
         is_cut = any(part.bias_bound > 0.0 for part in parts)
-        found, n = (
-            _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index),
-            self.column.total,
-        )
-        return replace(found, drawn=(max(n, 1.0), max(n, 1.0)))
+        found = _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index)
+        found = replace(found, drawn=(n, n))
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            # the rows of a cut cell may all be in the range, or none of them: with the error of that sum
+            least, most = (
+                replace(found, standard_error=pd.Series(error, index)).reach(deviations)
+                for error in (at_least, at_most)
+            )
+            return least[0], most[1]
+
+        return replace(found, find_ends=find_ends)
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile; see `Points.quantile`."""

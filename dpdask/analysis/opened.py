@@ -20,6 +20,7 @@ import pyarrow as pa
 from dpdask.analysis.results import N_BINS, NO_LINE, Query, clip_to, plot_all
 from dpdask.analysis.results import Result as Result
 from dpdask.analysis.subset import Derived, Subset
+from dpdask.analysis.values import DateScale
 from dpdask.arrays import Ends, Floats
 from dpdask.codec import is_bytes, read_texts
 from dpdask.documents import suggest
@@ -718,6 +719,11 @@ class OpenedRelease:
             return True
         type_ = self._types.field(name).type if name in self._types.names else pa.null()
         return pa.types.is_integer(type_) or is_real(type_) or is_dated(type_)
+
+    def _scale(self, name: str) -> DateScale | None:
+        """Return how the numbers of a column count dates, in its zone."""
+        type_ = self._types.field(name).type if name in self._types.names else None
+        return DateScale.of_card(self._column(name), getattr(type_, "tz", None))
 
     def _is_of_dates(self, name: str) -> bool:
         """Return whether a column without levels holds dates, as the card or the first shard says."""

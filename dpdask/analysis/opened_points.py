@@ -123,9 +123,7 @@ class OpenedPoints(OpenedRelease):
         counts = self._read_counts(name, self._n_counted if exact else None)
         if counts is None:
             return None
-        type_ = self._types.field(name).type if name in self._types.names else pa.null()
-        zone = type_.tz if pa.types.is_timestamp(type_) else None
-        scale = DateScale.of_card(self._column(name), zone)
+        scale = self._scale(name)
         return MeasuredAnswers(
             column=counts,
             levels=self._levels(name),
@@ -258,7 +256,7 @@ class OpenedPoints(OpenedRelease):
         """Return the cells of the table of some columns, whose counts have independent noise."""
         frame, n_rows = self._list_cells(names), self._count_rows(counts)
         noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
-        scales = {name: DateScale.of_card(self._column(name)) for name in names}
+        scales = {name: self._scale(name) for name in names}
         return self._make_points(
             frame,
             counts,

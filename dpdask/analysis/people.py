@@ -16,7 +16,7 @@ from scipy import sparse
 from dpdask.analysis.measured import WITHOUT_NULLS, average_tables
 from dpdask.analysis.opened_points import OpenedPoints
 from dpdask.analysis.results import Query, Result
-from dpdask.analysis.values import DateScale, find_cells, in_units, list_ends
+from dpdask.analysis.values import find_cells, in_units, list_ends
 from dpdask.arrays import Flags, Floats, Pair
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
@@ -396,7 +396,7 @@ class OpenedPersons(OpenedPoints):
             found = table.ratio(below * spread(name, x), below)
             width = max(0.0, float((below * spread(name, half)) @ table.counts))
             parts.append((*found, width / max(float(below @ table.counts), 1e-300)))
-        scale, index = DateScale.of_card(self._column(name)), pd.Index(groups, name=by)
+        scale, index = self._scale(name), pd.Index(groups, name=by)
         estimate, error, bias = np.array(parts).T
         bias = np.where(np.isnan(estimate), np.nan, bias)
         ends = np.array([(x - half)[known].min(), (x + half)[known].max()])
@@ -443,7 +443,7 @@ class OpenedPersons(OpenedPoints):
     ) -> tuple[Floats, Floats, Flags]:
         """Return the middle of each cell of a column, half its width, and whether it has a value."""
         low, high = self._ends(name) if values is None else (values, values)
-        ends = self._check_within(name, within, DateScale.of_card(self._column(name)))
+        ends = self._check_within(name, within, self._scale(name))
         if ends is not None and values is None:
             low, high = np.clip(low, *ends), np.clip(high, *ends)
         known = ~np.isnan(low)

@@ -142,7 +142,7 @@ class Result:
         deviations = float(special.ndtri(0.5 + confidence / 2))
         low, high = self.reach(deviations)
         # that of dates is a span of time, unless there is none
-        if not approximate and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
+        if not approximate and not _is_zero(self.bias_bound):
             low, high = low - self.bias_bound, high + self.bias_bound
         if self.possible is None:
             return low, high
@@ -400,6 +400,11 @@ def clip_to(numbers: Any, ends: tuple[Any, Any]) -> Any:
     if isinstance(numbers, pd.Series):
         return numbers.clip(*ends)
     return numbers if pd.isna(numbers) else min(max(numbers, ends[0]), ends[1])
+
+
+def _is_zero(bias: Any) -> bool:
+    numbers = np.asarray(bias)
+    return numbers.dtype.kind in "fi" and not (numbers != 0).any()
 
 
 def _find_score_ends(

@@ -248,7 +248,7 @@ class OpenedRows(KeptColumns):
             spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
             if self._is_chain or self._n_reference is None or spread > _MOST_SPREAD:
                 return None
-        scale = DateScale.of_card(self._column(name))
+        scale = self._scale(name)
         ends = self._check_within(name, asked.within, scale) or self._bounds_of(name)
         if question in ("slope", "intercept"):
             self._check_no_dates(names)

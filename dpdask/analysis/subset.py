@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dpdask.analysis.results import NO_ERROR, Result
 from dpdask.analysis.values import (
+    ClockScale,
     DateScale,
     find_levels,
     list_values,
@@ -26,7 +27,6 @@ from dpdask.arrays import Ends, Flags, Pair
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Codes
 from dpdask.rules import ColumnTest, TypedColumn, read_condition
-from dpdask.scales import count_spans
 
 _BY_MEANS = "computed from slopes and means, whose errors are assumed to add up, so the interval is wider than needed"
 _PLAIN = "computed from the released rows as they are, with an unknown error: {}"
@@ -45,6 +45,7 @@ class Derived:
     types: Mapping[str, TypedColumn]
     groups: Mapping[str, Sequence[Any]]  # by column that makes groups, its levels
     cells: Mapping[str, Mapping[str, Any]]  # what the card says of those with edges
+    scales: Mapping[str, Any]  # how the numbers of private columns count dates and times of a day
 
     @property
     def labels(self) -> list[str]:
@@ -66,7 +67,8 @@ class Derived:
             scale = DateScale.of_card(self.cells[name])
             if scale is not None and self.cells[name]["role"] != "kept":
                 values = scale.to_numbers(values)
-            return each.meet(pa.array(values, self.types[name].type, from_pandas=True))
+            array = pa.array(values, self.types[name].type, from_pandas=True)
+            return each.meet(array)
 
         return self._code(rows, meet)
 
@@ -87,20 +89,23 @@ class Derived:
             if is_cut:
                 edges = np.array(self.cells[name]["edges"][1:-1])
                 asked = [float(value.as_py()) for value in each.values]
-                near: Any = sorted({float(edges[np.abs(edges - x).argmin()]) for x in asked})
-                scale = DateScale.of_card(self.cells[name])
-                if scale is not None:
-                    near = map(scale.write, scale.to_dates(np.array(near)))
+                near = sorted({float(edges[np.abs(edges - x).argmin()]) for x in asked})
                 what = (
                     "the condition cuts a cell, and the places of rows inside a cell are not known"
                 )
-                use = (
-                    f"compare by > or <= with an edge of its cells, as {', '.join(map(str, near))}"
-                )
+                use = f"compare with an edge of its cells, as {' or '.join(self._name_edge(name, edge) for edge in near)}"
                 raise SpecError(what, f"`where`, column {name!r}", use)
             return of_low
 
         return self._code(frame, meet)
+
+    def _name_edge(self, name: str, edge: float) -> str:
+        """Return a condition that cuts no cell at an edge: the greatest value of a cell, or the number before the least one of the next."""
+        scale = self.scales[name]
+        if scale is not None:
+            return f"`> {scale.write(edge)}`"
+        after = float(np.nextafter(edge, np.inf)) + 0.0  # of no negative zero
+        return f"`>= {after}`" if len(str(after)) < len(str(edge)) else f"`> {edge}`"
 
     def _code(self, frame: pd.DataFrame, meet: Callable[[ColumnTest], Flags]) -> Any:
         place: Codes = np.zeros(len(frame), dtype=np.int64)
@@ -194,6 +199,8 @@ class Subset:
         """
 
         def find() -> Result:
+            if self.opened._is_of_dates(column):
+                raise SpecError("dates have no sum", f"column {column!r}", "use mean()")
             mean, known = self._mean(column, None, within), self
             may_lack = self._may_lack(column)
             if may_lack:
@@ -229,44 +236,28 @@ class Subset:
             array = pa.array(levels)
             return TypedColumn(array.type, array)
         if opened._is_kept(name):
-            return TypedColumn(self._type(name))
+            return TypedColumn(opened._types.field(name).type)
         return TypedColumn(pa.float64())
 
-    def _scale(self, name: str) -> DateScale | None:
-        """Return how a private column of dates is compared as numbers."""
+    def _scale(self, name: str) -> DateScale | ClockScale | None:
+        """Return how the dates or the times of a day of a private column are compared as numbers."""
         opened = self.opened
         if opened._is_kept(name) or opened._levels(name) is not None:
             return None
-        return DateScale.of_card(opened._column(name), getattr(self._type(name), "tz", None))
-
-    def _type(self, name: str) -> pa.DataType:
-        types = self.opened._types
-        return types.field(name).type if name in types.names else pa.null()
+        return ClockScale.of_card(opened._column(name)) or opened._scale(name)
 
     def _read(self, text: str, told: Mapping[str, TypedColumn]) -> Alternatives:
-        """Return the alternatives of a condition; of private columns, dates and times of a day are numbers."""
-        types = dict(told)
-        for name in told:
-            scale = self._scale(name)
-            if scale is not None:
-                is_day = scale.unit == "D"
-                types[name] = TypedColumn(pa.date32() if is_day else pa.timestamp("us", scale.zone))
-            elif told[name].levels is None and pa.types.is_time(self._type(name)):
-                types[name] = TypedColumn(self._type(name))
+        """Return the alternatives of a condition; dates and times of a day of private columns as their numbers."""
+        scales = {name: scale for name in told if (scale := self._scale(name)) is not None}
+        types = {name: TypedColumn(scale.type) for name, scale in scales.items()}
 
         def count(test: ColumnTest) -> ColumnTest:
-            name = test.column
-            if types[name] is told[name] or not test.values:
+            if test.column not in scales or not test.values:
                 return test
-            scale, values = self._scale(name), [each.as_py() for each in test.values]
-            numbers = (
-                count_spans(pa.array(values, types[name].type))
-                if scale is None
-                else scale.to_numbers(values)
-            )
-            return replace(test, values=tuple(map(pa.scalar, numbers.tolist())))
+            numbers = map(scales[test.column].count, test.values)
+            return replace(test, values=tuple(map(pa.scalar, numbers)))
 
-        found = read_condition(text, types)
+        found = read_condition(text, {**told, **types})
         return tuple(tuple(map(count, together)) for together in found)
 
     def _parse(self) -> tuple[Alternatives, dict[str, TypedColumn]]:
@@ -316,6 +307,7 @@ class Subset:
             types={name: self._told(name) for name in _named(alternatives)},
             groups=levels,
             cells=opened.content["columns"],
+            scales={name: self._scale(name) for name in _named(alternatives)},
         )
         label = f"{' and '.join(self.conditions) or 'rows'} by {', '.join(groups) or 'nothing'}"
         columns = {**opened.content["columns"], label: {"role": "kept"}}
@@ -403,7 +395,7 @@ class Subset:
         start, end = low, math.inf
         for each in alternatives[0]:
             value = float(each.values[0].as_py())
-            # ranges hold their lower edge, and dates are whole numbers
+            # ranges hold their lower edge; dates and times are whole numbers
             at, after = value, float(np.nextafter(value, np.inf))
             if scale is not None:
                 at, after = float(np.ceil(value)), float(np.floor(value)) + 1.0
@@ -411,16 +403,16 @@ class Subset:
                 start = max(start, after if each.sign == ">" else at)
             if each.sign != ">" and each.sign != ">=":
                 end = min(end, at if each.sign == "<" else after)
-        inner = [edge for edge in (start, end) if low < edge <= high]
-        edges = sorted({low, high, *inner})
-        bins = edges if scale is None else scale.to_dates(np.array(edges))
-        found = self.opened.histogram(name, bins)
-        place = edges.index(start) if start in edges else len(edges)
-        if start == high < end:
-            what = "rows with the highest value alone are not told apart"
-            raise SpecError(what, "`where`", "ask about a range below the upper bound")
-        if place >= len(edges) - 1 or not start < end:
+        if start > high or end <= low:
             raise SpecError("no row can meet it", "`where`", "see the bounds of the column")
+        if start >= end:
+            raise SpecError("no row can meet it", "`where`", "its parts exclude each other")
+        if start == high or end == high:
+            what = "rows at the upper bound are not told apart from those below it"
+            raise SpecError(what, "`where`", "ask about a range below the bound, or up to it by <=")
+        edges = sorted({low, high, *(edge for edge in (start, end) if low < edge < high)})
+        bins = scale.to_dates(np.array(edges)) if isinstance(scale, DateScale) else edges
+        found, place = self.opened.histogram(name, bins), edges.index(start)
         return found.change(lambda part: part.iloc[place])
 
     def _count_randomised(

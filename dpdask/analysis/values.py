@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from dpdask.arrays import Ends, Flags, Floats, Pair, freeze_class
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Codes, add_up, level_codes
 from dpdask.mechanisms.card import microseconds_of
+from dpdask.scales import PER_SECOND, UNITS
 
 _MOST_LEVELS = 10_000
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
@@ -37,7 +39,8 @@ class DateScale:
     @classmethod
     def of_card(cls, column: Mapping[str, Any], zone: Any = None) -> DateScale | None:
         """Return how a column's numbers in a card count dates; None if they are not those of dates."""
-        microseconds = microseconds_of(column.get("numbers"))
+        microseconds, numbers = microseconds_of(column.get("numbers")), column.get("numbers") or ""
+        zone = zone or ("UTC" if numbers.endswith(" UTC") else None)
         units = (unit for unit, n in _MICROSECONDS.items() if n == microseconds)
         return next((cls(unit=unit, zone=zone) for unit in units), None)
 
@@ -65,8 +68,19 @@ class DateScale:
         index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
         return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
 
-    def write(self, date: Any) -> str:
-        """Return a date as text."""
+    @property
+    def type(self) -> pa.DataType:
+        """The type of the values that a condition compares."""
+        return pa.date32() if self.unit == "D" else pa.timestamp("us", self.zone)
+
+    def count(self, value: pa.Scalar) -> float:
+        """Return a value of `type` as a number."""
+        whole = value.cast(pa.int32() if self.unit == "D" else pa.int64()).as_py()
+        return float(whole) if self.unit == "D" else float(whole / self.microseconds)
+
+    def write(self, number: float) -> str:
+        """Return a number as a date, as a condition has it."""
+        date = self.to_dates(np.array([number]))[0]
         return str((date.date() if self.unit == "D" else date).isoformat())
 
     def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
@@ -91,6 +105,36 @@ class DateScale:
         micro = np.rint(np.where(known, numbers, 0.0) * self.microseconds).astype(np.int64)
         micro[~known] = np.iinfo(np.int64).min  # NaT
         return micro
+
+
+@freeze_class
+class ClockScale:
+    """How times of a day are numbers."""
+
+    per_second: int  # how many of them are a second
+
+    @classmethod
+    def of_card(cls, column: Mapping[str, Any]) -> ClockScale | None:
+        """Return how a column's numbers in a card count times of a day; None if they are not those of times."""
+        unit, _, rest = (column.get("numbers") or "").partition(" ")
+        known = {name: unit for unit, name in UNITS.items()}
+        if rest != "since midnight" or unit not in known:
+            return None
+        return cls(per_second=PER_SECOND[known[unit]])
+
+    @property
+    def type(self) -> pa.DataType:
+        """The type of the values that a condition compares."""
+        return pa.time64("ns")
+
+    def count(self, value: pa.Scalar) -> float:
+        """Return a time of a day as a number."""
+        return float(value.cast(pa.int64()).as_py() / (10**9 // self.per_second))
+
+    def write(self, number: float) -> str:
+        """Return a number as a time of a day, as a condition has it."""
+        time = dt.datetime(1970, 1, 1) + dt.timedelta(seconds=number / self.per_second)  # noqa: DTZ001 - of no day
+        return f"'{time.time().isoformat()}'"
 
 
 def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
@@ -160,9 +204,8 @@ def _list_single(column: Mapping[str, Any]) -> list[float]:
 def _have_value(column: Mapping[str, Any]) -> Flags:
     """Return which ranges of a column with edges have a value: none lies between an atom and the whole number below it."""
     least, edges = _least_values(column)
-    first = least if least[0] > edges[0] else np.nextafter(edges[:-1], np.inf)
     atoms = np.array(column["atoms"], float)
-    return (first < edges[1:]) | ~np.isin(edges[1:], atoms)
+    return (least < edges[1:]) | ~np.isin(edges[1:], atoms)
 
 
 def list_ends(column: Mapping[str, Any]) -> tuple[Floats, Floats, int, bool]:
@@ -175,7 +218,7 @@ def list_ends(column: Mapping[str, Any]) -> tuple[Floats, Floats, int, bool]:
         return places, places, 0, False
     (least, edges), single, here = _least_values(column), _list_single(column), _have_value(column)
     low, high = (np.append(single, ends[here]) for ends in (least, edges[1:]))
-    return low, high, len(single), bool(least[0] != edges[0])
+    return low, high, len(single), _is_whole(column)
 
 
 def find_cells(column: Mapping[str, Any], values: pd.Series) -> Codes:
@@ -198,8 +241,14 @@ def _least_values(column: Mapping[str, Any]) -> Pair:
     Of whole numbers the first edge lies one below the bound, and so does each edge below the least value of its cell.
     """
     edges = np.array(column["edges"], float)
-    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
-    return edges[:-1] + step, edges
+    if _is_whole(column):
+        return edges[:-1] + 1.0, edges
+    return np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), -np.inf), edges
+
+
+def _is_whole(column: Mapping[str, Any]) -> bool:
+    """Return whether the cells of a column are of whole numbers: of others, the first edge is the number before the bound, or the bound."""
+    return column["bounds"] is not None and column["bounds"][0] - column["edges"][0] >= 0.5
 
 
 def cell_ends(column: Mapping[str, Any], values: pd.Series) -> Pair:
@@ -207,7 +256,6 @@ def cell_ends(column: Mapping[str, Any], values: pd.Series) -> Pair:
     x, (least, edges) = to_numbers(values, str(values.name)), _least_values(column)
     cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
     single = np.isnan(x) | np.isin(x, np.array(column["atoms"], float))
-    least = np.where((least == edges[:-1]) & np.isfinite(least), np.nextafter(least, np.inf), least)
     low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
     return np.where(single, x, low), np.where(single, x, high)
 

@@ -204,8 +204,7 @@ def code_sides(
     for name in map(str, original.columns):
         column, pair = columns[name], (original[name], released[name])
         if "unit" in column:
-            arrays = (pa.array(each, from_pandas=True) for each in pair)
-            pair = tuple(coarsen(array, column["unit"]).to_pandas() for array in arrays)
+            pair = _count_units(name, pair, column["unit"])
         one, two = (None if "levels" in column else _to_numbers(values) for values in pair)
         if one is not None and two is not None:
             real[name], given[name] = one, two
@@ -216,7 +215,7 @@ def code_sides(
                     micro = _DAY if scale is None else scale.microseconds
                 low, high = (float(bound) * (micro / _DAY) for bound in column["bounds"])
                 real[name] = np.clip(real[name], low, high)
-            if not pd.api.types.is_numeric_dtype(released[name]):
+            if not pd.api.types.is_numeric_dtype(pair[1]):
                 dates.add(name)
             continue
         keys = [[level_key(value) for value in values] for values in pair]
@@ -238,6 +237,23 @@ def code_sides(
         raise SpecError("no column can be compared", "report", hint)
     sides = [Side(columns=side, levels=levels, dates=frozenset(dates)) for side in (real, given)]
     return sides[0], sides[1], tuple(left_out)
+
+
+def _count_units(
+    name: str, pair: tuple[pd.Series, pd.Series], unit: Any
+) -> tuple[pd.Series, pd.Series]:
+    """Return the values of both sides as units, those of the original in the type of the released ones."""
+    original, released = (pa.array(each, from_pandas=True) for each in pair)
+    is_decimal = pa.types.is_decimal(released.type)  # of as many digits as its values have
+    type_ = pa.decimal128(38, max(released.type.scale, 12)) if is_decimal else released.type
+    try:
+        arrays = [each.cast(type_) for each in (original, released)]
+    except pa.ArrowException:
+        what = "its values are not of the type of the released ones"
+        hint = "give the table in the types of the job, as Parquet; or `--job`"
+        raise DataError(what, f"column {name!r} of the original", hint) from None
+    one, two = (coarsen(array, unit).to_pandas() for array in arrays)
+    return one, two
 
 
 def _write(level: Any, encoding: str) -> Any:

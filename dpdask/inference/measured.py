@@ -247,21 +247,25 @@ class MeasuredColumn:
         here = (self._has_value > 0.0) if values is None else self.is_possible & ~np.isnan(values)
         return float(ends[0][here].min()), float(ends[1][here].max())
 
-    def histogram(self, edges: Floats) -> list[Linear]:
+    def histogram(self, edges: Floats) -> tuple[list[Linear], Floats, Floats]:
         """Return how many rows lie in each range [edge, next edge), the last with its upper edge.
 
         The rows of a cell that an edge cuts lie evenly in it; the bound on the bias is for the
-        worst place of them.
+        worst place of them. Beside, the standard errors of the least and of the largest sum that
+        their places allow: the noise of the whole cell is in the latter.
         """
         last = np.nextafter(edges[-1], np.inf)
         cuts = [self._below(edge) for edge in (*edges[:-1].tolist(), float(last))]
-        found = []
+        found, errors = [], []
         for (one, least, most), (two, lower, upper) in pairwise(cuts):
-            weights = two - one
-            more, less = upper - least - weights, weights - np.maximum(lower - most, 0.0)
-            bias = max(float(each @ self.counts) for each in (more, less))
+            weights, largest, smallest = two - one, upper - least, np.maximum(lower - most, 0.0)
+            bias = max(
+                float(each @ self.counts) for each in (largest - weights, weights - smallest)
+            )
             found.append(Linear(*self.count(weights), max(0.0, bias)))
-        return found
+            errors.append([self.count(each)[1] for each in (smallest, largest)])
+        at_least, at_most = np.maximum(np.array(errors).T, [each.standard_error for each in found])
+        return found, at_least, at_most
 
     def _below(self, edge: float) -> Triple:
         """Return which part of each cell's rows is below an edge, and the least and the most that may be."""

@@ -79,6 +79,42 @@ def test_a_job_releases_them_and_its_release_answers_in_their_unit(mechanism, tm
     assert "clock" in page
 
 
+@pytest.mark.parametrize("unit", [None, "s"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [COPULA, DIP, {"kind": "marginals", "cliques": [["clock"]]}],
+    ids=lambda each: each["kind"],
+)
+def test_times_of_a_day_are_compared_in_the_unit_of_the_card(mechanism, unit, tmp_path):
+    table = rides().select(["clock"]).cast(pa.schema([("clock", pa.time64("us"))]))
+    pq.write_table(table, tmp_path / "in.parquet")
+    n = SECONDS if unit else SECONDS * 10**6
+    schema = {
+        "clock": continuous([0, n - 1], type="time64[us]", **({"unit": unit} if unit else {}))
+    }
+    privacy = {"privacy__epsilon": 8.0, "privacy__delta": 0.0 if mechanism is DIP else 1e-6}
+    job = write_job(
+        tmp_path,
+        tmp_path / "in.parquet",
+        tmp_path / "out",
+        schema=schema,
+        mechanism=mechanism,
+        **privacy,
+    )
+    run_here(job)
+    release = dpdask.open(str(tmp_path / "out"))
+    hours = table["clock"].cast(pa.int64()).to_numpy() / 3.6e9
+    for condition, exact in (
+        ("clock < 12:00", (hours < 12).sum()),
+        ("clock > '10:30' and clock <= 13:30:00", ((hours > 10.5) & (hours <= 13.5)).sum()),
+    ):
+        low, high = release.where(condition).count().interval(0.999999)
+        assert low <= exact <= high
+        assert high - low < 0.3 * len(table)
+    with pytest.raises(SpecError, match="write it as 06:00"):
+        release.where("clock > 9").count()
+
+
 def test_models_are_asked_for_times_of_a_day_and_durations():
     schema = Schema.from_dict({"columns": COLUMNS})
     with dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-6, insecure_seed=1).fit(

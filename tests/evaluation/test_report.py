@@ -410,6 +410,32 @@ def test_times_dates_and_a_constant_column_are_compared(tmp_path):
     assert "2023-01-" in text  # the ends of a picture are dates
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["fractions", "whole amounts"])
+def test_units_of_decimals_are_compared_with_an_original_of_texts(whole, tmp_path):
+    """A CSV file has no decimals: its numbers are read in the type of the released ones."""
+    amounts = default_rng(8).normal(50.0, 9.0, N).round(0 if whole else 3)
+    (tmp_path / "in").mkdir()
+    lines = "".join(f"{amount:.3f}\n" if not whole else f"{amount:.0f}\n" for amount in amounts)
+    (tmp_path / "in" / "a.csv").write_text(f"amount\n{lines}")
+    amount = continuous([0.0, 100.0], unit=0.01, type="decimal128(20, 4)")
+    mechanism = {"mechanism__reference": {"kind": "histogram"}, "privacy__epsilon": 15.0}
+    job = write_job(
+        tmp_path / "job", tmp_path / "in", tmp_path / "out", schema={"amount": amount}, **mechanism
+    )
+    run_here(job)
+    words = ["report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "a.html"]
+    done = call_cli(*words)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    [score] = re.findall(r"amount</th><td class=\"text\">KSComplement</td><td>([0-9.]+)", text)
+    assert float(score) > 0.8
+    assert "1970-" not in text
+    (tmp_path / "in" / "a.csv").write_text("amount\nlots\nmore\n")
+    done = call_cli(*words[:-1], tmp_path / "b.html")
+    assert done.returncode == 65
+    assert "'amount' of the original: its values are not of the type" in error_line(done)
+
+
 def test_ranges_are_not_compared(outputs, tmp_path):
     dropped = {"role": "drop"}
     grade = discrete([1, 2, 3])
