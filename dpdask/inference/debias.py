@@ -15,7 +15,7 @@ import pandas as pd
 
 from dpdask.arrays import Floats, Pair, Triple, freeze_class
 from dpdask.errors import SpecError
-from dpdask.inference.measured import NORMAL_95
+from dpdask.inference.measured import FEW_ROWS, NORMAL_95
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
     Directions,
@@ -357,8 +357,8 @@ class ReleasedColumn:
 
         Notes
         -----
-        Standard errors come from each group's own spread, conditional on its size; a group of one
-        row has none (NaN).
+        Standard errors come from each group's own spread, conditional on its size, and of fewer
+        than 20 rows from the spread of all rows; a group of one row has none (NaN).
         """
         groups, table = self._group(frame, by)
         parts = self._means(table, self._values(values, partly=True), approximate=approximate)
@@ -581,8 +581,14 @@ class ReleasedColumn:
         def average(pseudo: PseudoValues) -> Pair:
             mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
             spread = (table * (pseudo.g - mean[:, None, None]) ** 2).sum(axis=(1, 2))
-            spread = spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan))
-            return mean, np.sqrt(np.maximum(spread + pseudo.shared, 0.0))
+            spread = spread / np.where(sizes > 1, sizes - 1, np.nan)
+            few = (sizes > 1) & (sizes < FEW_ROWS)
+            if few.any():  # which can be alike by chance: they vary as all rows do
+                every = table.sum(axis=0) / table.sum()
+                g = np.broadcast_to(pseudo.g, table.shape)[few]
+                about = (every * g).sum(axis=(1, 2))
+                spread[few] = (every * (g - about[:, None, None]) ** 2).sum(axis=(1, 2))
+            return mean, np.sqrt(np.maximum(spread / sizes + pseudo.shared, 0.0))
 
         pseudo, known = find(np.where(here, f - centre, 0.0)), np.ones(len(table))
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -21,6 +21,7 @@ from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
 from dpdask.references.counts import LEVEL, NULL, SINGLE, WHOLE
 
 NORMAL_95 = 1.959963984540054
+FEW_ROWS = 20  # fewer can have one value by chance, and tell nothing of how much they vary
 _SURE = 4.0  # standard deviations that a number of rows has at least to divide by it
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import optimize
 
 from dpdask.arrays import Ends, Flags, Floats, Pair, Triple, freeze_class
-from dpdask.inference.measured import NORMAL_95
+from dpdask.inference.measured import FEW_ROWS, NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
 from dpdask.inference.slopes import regress_on_kept
 from dpdask.inference.tallies import Codes, Moments
@@ -32,7 +32,6 @@ _STEPS = 6  # towards what was released, for what the functions are made for
 _HALVINGS = 40
 _ROUNDING = 1e-9
 _POINTS = 256  # of a distribution that released values tell
-_FEW = 20  # rows with one value by chance
 _TERMS = 12  # of a Brownian bridge: 95 % of its variance
 _SURE = 2.0  # standard errors of a divisor
 
@@ -196,7 +195,7 @@ class NoisyRanks:
         values, first, sizes = np.unique(x, return_index=True, return_counts=True)
         above = null + (first + sizes) / n
         chosen = np.searchsorted(above, np.linspace(null, 1.0, _POINTS + 1)[1:-1])
-        jumps = np.flatnonzero((sizes > max(_FEW, n / _POINTS)) & (not is_whole))
+        jumps = np.flatnonzero((sizes > max(FEW_ROWS, n / _POINTS)) & (not is_whole))
         chosen = np.unique(np.concatenate([chosen, jumps, [len(values) - 1]]))
         points = [(values[0] - is_whole, null)]
         for place in chosen.tolist():
@@ -592,6 +591,11 @@ class Bounds:
         means = table @ h / sizes[:, None]
         products = np.einsum("gk,ki,kj->gij", table, h, h) / sizes[:, None, None]
         covariances = products - means[:, :, None] * means[:, None, :]
+        # few rows can be alike by chance: they vary as all rows do
+        every = table.sum(axis=0)
+        mean = h.T @ every / max(every.sum(), 1.0)
+        pooled = np.einsum("k,ki,kj->ij", every, h - mean, h - mean) / max(every.sum(), 1.0)
+        covariances[sizes < FEW_ROWS] = pooled
         spare = np.where(sizes > 1.0, sizes - 1.0, np.nan)[:, None, None]
         return cls(means=means, covariances=covariances / spare, centre=centre, possible=possible)
 

@@ -235,3 +235,16 @@ def test_averages_that_contradict_each_other_tell_nothing():
             bounds=(-1.0, 11.0),
         )
         assert told.find_ends(1.96) == ends
+
+
+@pytest.mark.parametrize("is_binned", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_groups_of_few_rows_that_are_alike_by_chance_are_not_surer(size, is_binned):
+    rng, n_groups = default_rng(size), 600
+    mechanism, column = fit(*REFERENCES["one piece"][0], is_binned=is_binned)
+    values = rng.uniform(0.0, 100.0, n_groups * size)
+    codes = column.code(release(mechanism, values, rng)).reshape(n_groups, size)
+    table = np.stack([np.bincount(row, minlength=column.n_outcomes) for row in codes]).astype(float)
+    low, high = column.mean(table, (0.0, 100.0)).find_ends(1.96)
+    covered = ((low <= 50.0) & (high >= 50.0)).sum()
+    assert covered >= stats.binom.ppf(1e-6, n_groups, 0.95)
