@@ -21,6 +21,7 @@ from dpdask.analysis.measured import WITHOUT_NULLS, place_in_cells
 from dpdask.analysis.results import NO_LINE, TABLES, Result
 from dpdask.analysis.values import (
     DateScale,
+    HeldOut,
     NoisyCells,
     find_levels,
     find_ranges,
@@ -83,6 +84,8 @@ class Points:
     bounds: Mapping[str, Ends] = field(default_factory=dict)
     # the noisy cells of some columns; None if no noise was added to counts
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
+    # of one column, the part of `sampling` that comes from held-out rows; None if all of it counts
+    held_out: HeldOut | None = None
     # by column of numbers, at most what standard deviation the noise of the counts gives the share
     # of a range, where its cells are not told
     rank_noise: Mapping[str, float] = field(default_factory=dict)
@@ -136,7 +139,7 @@ class Points:
             is_few = told & (share < _DELTA * doubts)
             noise = cells.variance * cells.add_squares(numbers, place, mean, is_few)
             noise += self._vary_places(name, weights, code, here, doubt, n)
-            variance = (self.sampling * spread + noise) / share**2
+            variance = (self._sample_known(here, x - mean[code]) * spread + noise) / share**2
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
@@ -295,7 +298,8 @@ class Points:
         # the rank of the value is one among the rows with a value
         n_in, n_known = (cells.add(1 - side, 1) for side in (numbers <= value, ~np.isnan(numbers)))
         p = np.array([weights[x <= value].sum() / weights.sum()])
-        of_share = float(self._share_error(p, cells.variance, n_in, n_known, known)[0])
+        sampling = self._sample_known(here, (x <= value) - p[0])
+        of_share = float(self._share_error(p, cells.variance, n_in, n_known, sampling, known)[0])
         of_rank = math.hypot(of_share, self.rank_noise.get(name, 0.0) / known)
 
         def move(by: float, at: Callable[[float], float]) -> Ends:
@@ -596,14 +600,34 @@ class Points:
 
     def _count(self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int) -> Triple:
         """Return the share of each of n groups, its standard error, and how far lost rows may move it."""
-        p = add_up(self.weights, code(self.frame), n)[:n] / self.weights.sum()
-        cells = self._cells(names)
+        chosen, cells = code(self.frame), self._cells(names)
+        p = add_up(self.weights, chosen, n)[:n] / self.weights.sum()
         n_in = cells.add(code(cells.frame), n)
-        error = self._share_error(p, cells.variance, n_in, cells.n_cells)
+        sampling = self._sample(chosen, n, np.ones(len(chosen)))
+        error = self._share_error(p, cells.variance, n_in, cells.n_cells, sampling)
         return p, error, self.lost * np.maximum(p, 1.0 - p)
 
+    def _sample_known(self, here: Flags, x: Floats) -> Floats | float:
+        """Return what `_sample` says, of one average of x over the rows that are here."""
+        every = np.zeros(len(here))
+        every[here] = x
+        return self._sample(np.zeros(len(here), dtype=np.int64), 1, every)
+
+    def _sample(self, codes: Codes, n: int, x: Floats) -> Floats | float:
+        """Return what the variances of n averages are multiplied by, of x where the code is k, else of 0: `sampling`, or less."""
+        if self.held_out is None:
+            return self.sampling
+        still = 1.0 - self.held_out.move(self.weights, codes, n, x)
+        return self.sampling - still / self.held_out.n_rows
+
     def _share_error(
-        self, p: Floats, variance: float, n_in: Floats, n_cells: Floats | float, known: float = 1.0
+        self,
+        p: Floats,
+        variance: float,
+        n_in: Floats,
+        n_cells: Floats | float,
+        sampling: Floats | float,
+        known: float = 1.0,
     ) -> Floats:
         """Return the standard errors of shares among the `known` part of the rows, which `n_cells` cells hold.
 
@@ -615,7 +639,7 @@ class Points:
         least = min(0.5, self.sampling / known)
         spread = np.clip(p, least, 1.0 - least)
         noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
-        return np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)
+        return np.sqrt(sampling * spread * (1.0 - spread) / known + noise / known**2)
 
     def _cut(self, name: str, edge: float, *, is_last: bool) -> Ends:
         """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.

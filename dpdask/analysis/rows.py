@@ -20,7 +20,7 @@ from dpdask.analysis.points import Points
 from dpdask.analysis.ranks import RankAnswers, to_floats
 from dpdask.analysis.results import TABLES, Query, Result, clip_to, find_half
 from dpdask.analysis.subset import intercept_by_means
-from dpdask.analysis.values import DateScale, NoisyCells
+from dpdask.analysis.values import DateScale, HeldOut, NoisyCells
 from dpdask.arrays import Floats
 from dpdask.engine.lazy import read_frame
 from dpdask.errors import SpecError
@@ -243,11 +243,8 @@ class OpenedRows(KeptColumns):
         if self._is_kept(name) or not self._is_kept(*others) or question not in kinds:
             return None
         told = NoisyRanks.from_card(self._column(name))
-        if told is None:
-            # whether released values tell the reference, which is held-out rows
-            spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
-            if self._is_chain or self._n_reference is None or spread > _MOST_SPREAD:
-                return None
+        if told is None and not self._tells_reference(name):
+            return None
         scale = self._scale(name)
         ends = self._check_within(name, asked.within, scale) or self._bounds_of(name)
         if question in ("slope", "intercept"):
@@ -268,7 +265,7 @@ class OpenedRows(KeptColumns):
 
         def find() -> Result:
             frame = self._read_rows(names)
-            zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
+            zone = self._zoned(frame[name], scale)
             channel = told or self._read_ranks(name, frame[name], zone)
             answers = RankAnswers(
                 frame=frame,
@@ -282,6 +279,34 @@ class OpenedRows(KeptColumns):
                 return asked.put(answers, edges=edges)
 
         return find
+
+    def _tells_reference(self, name: str) -> bool:
+        """Return whether released numbers tell the reference, which is held-out rows."""
+        spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
+        return not self._is_chain and self._n_reference is not None and spread <= _MOST_SPREAD
+
+    def _zoned(self, released: pd.Series, scale: DateScale | None) -> DateScale | None:
+        """Return the scale of released dates with their zone; None of other numbers."""
+        return None if scale is None else DateScale.of(released) or scale
+
+    def _find_held_out(self, name: str, frame: pd.DataFrame) -> HeldOut | None:
+        """Return how held-out rows move averages of a column; None if there are none, or its channel is not known."""
+        from dpdask.inference.debias import ReleasedColumn
+
+        if self._is_chain or not self._reference.get("fraction") or self._n_reference is None:
+            return None
+        if self._levels(name) is None:
+            if not self._tells_reference(name):
+                return None
+            zone = self._zoned(frame[name], self._scale(name))
+            ranks = self._read_ranks(name, frame[name], zone)
+            code, channel = ranks.code(to_floats(frame[name], zone)), ranks.of_outcomes
+        elif not self._has_channel(name) or "parent" in self._column(name):
+            return None
+        else:
+            channel = ReleasedColumn.from_card(self.content, name).matrix
+            code = np.arange(len(channel))
+        return HeldOut(n_rows=self._n_reference, code=code, channel=channel)
 
     def _read_ranks(self, name: str, released: pd.Series, scale: DateScale | None) -> NoisyRanks:
         type_ = self._types.field(name).type
@@ -655,6 +680,7 @@ class OpenedRows(KeptColumns):
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
+            held_out=self._find_held_out(names[0], points.frame) if len(names) == 1 else None,
             lost=lost / self.n_rows,
             biased=counted and cells is None and not kept,
             spread=spreads and not is_told,

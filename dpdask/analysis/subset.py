@@ -30,6 +30,7 @@ from dpdask.rules import ColumnTest, TypedColumn, read_condition
 
 _BY_MEANS = "computed from slopes and means, whose errors are assumed to add up, so the interval is wider than needed"
 _PLAIN = "computed from the released rows as they are, with an unknown error: {}"
+_EVERY = "every level meets the condition: this is the number of rows, which is public"
 _REST = "-"  # the code of rows that the condition leaves out
 _MOST_GROUPS = 10_000
 _MOST_ALTERNATIVES = 1_000
@@ -370,6 +371,11 @@ class Subset:
 
     def _count_levels(self, name: str, met: Flags, n_rows: float) -> Result:
         """Return counts of the levels of one column by its share, which more than their own table may tell."""
+        if not met.any():
+            raise SpecError("no row can meet it", "`where`", f"see the levels of {name!r}")
+        if not self.groups and met.all():
+            found = Result(estimate=n_rows, standard_error=None, bias_bound=0.0, limits=(_EVERY,))
+            return replace(found, find_ends=lambda _: (n_rows, n_rows))
         if not self.groups:
             share = self.opened.mean(name, values=met.astype(float).tolist())
             found = Result.gather([share], pd.Index([0])).change(lambda part: n_rows * part.iloc[0])
@@ -433,23 +439,14 @@ class Subset:
         view, label = self._view(others, [each for each in self.groups if each != name])
         derived = view.derived[label]
         met = _meet((own,), levels)
-        is_grouped, values = name in self.groups, met.astype(float).tolist()
-        answer = (
-            view.crosstab(label, name) if is_grouped else view.mean(name, by=label, values=values)
-        )
-        is_whole = len(derived.labels) == 1  # all rows, whose number is public
-        if is_whole and (answer.bias_bound is None or (np.asarray(answer.bias_bound) > 0.0).any()):
-            # the channel hides a part, and the released values' own distribution does not
+        is_grouped = name in self.groups
+        if len(derived.labels) == 1:  # all rows, whose number is public
             rows = view._ask("count", label)
             found = self._count_levels(name, met, float(rows.estimate.iloc[0]))
             return replace(found, limits=tuple(dict.fromkeys((*found.limits, *rows.limits))))
         if not is_grouped:
-            rows = view._ask("count", label)
-            if is_whole:
-                n = rows.estimate
-                rows = replace(
-                    rows, standard_error=0.0 * n, bias_bound=0.0, find_ends=lambda _: (n, n)
-                )
+            values = met.astype(float).tolist()
+            answer, rows = view.mean(name, by=label, values=values), view._ask("count", label)
             found = _multiply(answer, rows, independent=True)
             return self._label(replace(found, possible=(0.0, math.inf)), derived)
 
@@ -461,7 +458,7 @@ class Subset:
                 table, [tuple(row[places[g]] for g in self.groups) for row in rows]
             )
 
-        return answer.change(change)
+        return view.crosstab(label, name).change(change)
 
     def _flatten(self, table: Any, labels: Sequence[tuple[Any, ...]]) -> pd.Series:
         return pd.Series(np.asarray(table).ravel(), _index(labels, self.groups))

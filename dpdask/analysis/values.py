@@ -373,3 +373,33 @@ class NoisyCells:
             most = self.add(chosen, len(centre), np.where(here, numbers - end, 0.0) ** 2)
             found = np.where(is_few, np.maximum(found, most), found)
         return found
+
+
+@freeze_class(eq=False)
+class HeldOut:
+    """How the draw of held-out rows moves averages of released values: as far as rows lose their own value."""
+
+    n_rows: float  # that were held out
+    code: Codes  # the outcome of each point
+    channel: Floats  # the probabilities of the outcomes, given the own one
+
+    def move(self, weights: Floats, codes: Codes, n: int, x: Floats) -> Floats:
+        """Return what part of the variance of n averages, of x where the code is k, else of 0, this draw has.
+
+        Notes
+        -----
+        Released rows have the distribution P T of the rows' own one P, and the held-out ones Q = Q T.
+        So P T f - P f = (Q - P)(f - T f). Inside outcomes nothing of f is taken to be kept.
+        """
+        s, flat = len(self.channel), self.code * (n + 1) + np.minimum(codes, n)
+        sizes = add_up(weights, self.code, s)[:, None] / weights.sum()
+        sums, squares = (
+            add_up(weights * part, flat, s * (n + 1)).reshape(s, n + 1)[:, :n] / weights.sum()
+            for part in (x, x**2)
+        )
+        means = sums / np.where(sizes > 0.0, sizes, 1.0)
+        inside = (squares - sums * means).sum(axis=0)
+        moved = means - self.channel @ means
+        moved = inside + (sizes * (moved - (sizes * moved).sum(axis=0)) ** 2).sum(axis=0)
+        every = squares.sum(axis=0) - sums.sum(axis=0) ** 2
+        return np.where(every > 0.0, moved / np.where(every > 0.0, every, 1.0), 1.0)

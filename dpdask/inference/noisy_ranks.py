@@ -313,6 +313,12 @@ class NoisyRanks:
         """The probability of each outcome for each of the inputs."""
         return self._find_matrix(self.inputs.first, self.inputs.last, self._groups[1])
 
+    @property
+    def of_outcomes(self) -> Floats:
+        """The probability of each outcome for ranks that are even in one of them."""
+        ends = self._groups[1]
+        return self._find_matrix(ends[:-1], ends[1:], ends)
+
     def _find_matrix(self, firsts: Floats, lasts: Floats, ends: Floats) -> Floats:
         found = self.law.cumulate(firsts, ends)
         for row in np.flatnonzero(lasts > firsts):

@@ -274,7 +274,7 @@ def test_what_a_channel_leaves_too_little_of_has_a_wide_interval_or_no_error(she
     points = opened._points("side")
     assert points.sampling == 1 / opened.n_rows
     assert (
-        points._share_error(np.array([1.0, 0.0]), 0.0, np.zeros(2), 0.0) > 0
+        points._share_error(np.array([1.0, 0.0]), 0.0, np.zeros(2), 0.0, points.sampling) > 0
     ).all()  # a level without rows is not known to be absent
 
 

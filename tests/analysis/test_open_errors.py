@@ -19,7 +19,8 @@ from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.results import Result
 from dpdask.analysis.rows import OpenedRows
-from dpdask.analysis.values import read_edges
+from dpdask.analysis.values import HeldOut, read_edges
+from dpdask.channels import calibrate, compute_zero_one, laplace, optimal
 from dpdask.inference import Estimate, least_squares
 from dpdask.jobs.plan import plan_job
 
@@ -631,6 +632,47 @@ def test_few_rows_that_were_drawn_twice_have_the_error_of_both_draws(question, e
         low, high = (np.asarray(end, float) for end in found.interval())
         hit += low[0] <= true <= high[0]
     assert hit >= stats.binom.ppf(ALPHA, repeats, 0.92)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 6.0])
+@pytest.mark.parametrize("channel", ["laplace", "calibrated", "optimal"])
+def test_the_draw_of_held_out_rows_counts_as_far_as_levels_are_lost(channel, epsilon):
+    """With little noise released rows keep their levels, and nearly none of it is left; with much noise, all of it."""
+    n, n_held, repeats = 4_500, 1_500, 200
+    true, levels, numbers = (
+        np.array([0.001, 0.3, 0.699]),
+        ["a", "b", "c"],
+        np.array([4.0, 0.0, 1.0]),
+    )
+    make = {
+        "laplace": lambda q: laplace(q, epsilon, ordered=False),
+        "calibrated": lambda q: calibrate(q, epsilon, ordered=False),
+        "optimal": lambda q: optimal(q, epsilon, compute_zero_one(3), ordered=False),
+    }[channel]
+    rng, estimates, errors, covered = default_rng(round(10 * epsilon)), [], [], 0
+    for _ in range(repeats):
+        matrix = make(rng.multinomial(n_held, true) / n_held).matrix
+        drawn = rng.multinomial(rng.multinomial(n, true), matrix).sum(axis=0)
+        points = points_of(
+            pd.DataFrame({"kind": levels}),
+            drawn.astype(float),
+            n,
+            sampling=1.0 / n + 1.0 / n_held,
+            levels={"kind": levels},
+        )
+        kept = HeldOut(n_rows=n_held, code=np.arange(3), channel=matrix)
+        told = replace(points, held_out=kept)
+        found = told.share("kind"), *(each.mean("kind", values=numbers) for each in (told, points))
+        low, high = found[0].interval()
+        covered += low["a"] <= true[0] <= high["a"]
+        estimates.append(np.hstack([each.estimate for each in found]))
+        errors.append(np.hstack([each.standard_error for each in found]))
+    assert covered >= stats.binom.ppf(ALPHA, repeats, 0.93)
+    ratio = np.sqrt(np.square(errors).mean(axis=0)) / np.std(estimates, axis=0)
+    chance = 5.0 / np.sqrt(2.0 * repeats)
+    assert (np.abs(np.log(ratio[1:4])) < chance).all()
+    if channel != "laplace":  # which leaves little of a level
+        assert (ratio[4] > 1.4) == (epsilon == 6.0)
 
 
 @pytest.mark.parametrize("kind", ["mean", "quantile"])

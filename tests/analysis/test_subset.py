@@ -194,6 +194,8 @@ REFUSALS = [
     ("homes, dip", lambda o: o.where("price > 3").groupby("town").count(), "randomised columns"),
     ("homes, dip", lambda o: o.where("years > 90").count(), "no released row"),
     ("homes, dip", lambda o: o.where("price > 900").count(), "no row can meet"),
+    ("homes, dip", lambda o: o.where("rating > 5").count(), "no row can meet"),
+    ("homes, copula", lambda o: o.where("rating > 5").count(), "no row can meet"),
     ("homes, dip", lambda o: o.where("price = 9").count(), "one range"),
     ("homes, dip", lambda o: o.where("years >").count(), "cannot be read"),
     ("homes, dip", lambda o: o.where("sex = 3").count(), "no column"),
@@ -275,6 +277,9 @@ def test_groups_without_a_condition_are_the_question_itself(shelf):
         )
         (low, high), (first, last) = some.interval(), share.interval()
         assert high - low < 1.1 * n * (last - first)
+        every = opened.where("rating >= 1").count()
+        assert every.interval() == (n, n)
+        assert "every level" in str(every)
         assert type(low) is type(high) is float  # which are printed as numbers
 
 
