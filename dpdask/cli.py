@@ -202,7 +202,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
     multiple=True,
     metavar="NAME=NUMBER",
     callback=options.read_settings,
-    help="Plan with the least ε for this error: count_margin=ROWS, share=PART, or mean.COLUMN=MARGIN.",
+    help="Plan with the least ε for this error: count_margin=ROWS, share=PART, mean.COLUMN=MARGIN, or kept.COLUMN=PART.",
 )
 @click.option(
     "--page", metavar="FILE", help="Write the plan as a page to this new file, to sign it."
@@ -217,14 +217,14 @@ def plan(
     """Say what a run would do, who is protected and how; read footers only."""
     with show_step("planning"):
         from dpdask.connect import check_cluster
-        from dpdask.jobs.plan import find_epsilon, plan_job
+        from dpdask.jobs.plan import find_epsilon, plan_job, warn_of_targets
 
         loaded = _load(job, settings)
         if targets:
             epsilon = repr(find_epsilon(loaded, targets))
             loaded = _load(job, {**settings, "privacy.epsilon": epsilon})
             targets = {**targets, "epsilon": epsilon}
-        warned = check_cluster(loaded.cluster)
+        warned = (*check_cluster(loaded.cluster), *warn_of_targets(loaded, targets))
         planned = plan_job(loaded)
     target = {name: float(each) for name, each in targets.items()}
     planned = replace(planned, warnings=(*warned, *planned.warnings), target=target)

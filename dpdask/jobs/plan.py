@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 from decimal import Decimal
@@ -49,11 +49,14 @@ from dpdask.mechanisms.card import (
 from dpdask.mechanisms.expectations import (
     Exceed,
     Planned,
+    check_counted,
     describe_promise,
     describe_seconds,
     describe_steps,
     describe_warnings,
+    estimate_kept,
     exceed_counts,
+    exceed_kept,
     exceed_mean,
     find_least_epsilon,
     list_noise,
@@ -160,6 +163,7 @@ _FIT_LEVELS = (
 _STAGED_SECONDS = 0.02  # of the driver, for each task
 _PAGE_SECONDS = 3.0  # of the commit
 COMPILING_SECONDS = 20  # the first time on a machine, beside all that
+_TARGETS = "give count_margin, share, mean.COLUMN, relative.COLUMN or kept.COLUMN"
 _ADAPTIVE_LEVELS = 20
 _FOUND_LEVELS = 500  # that a search finds: few columns have as many as they may
 
@@ -487,33 +491,43 @@ def find_epsilon(job: Job, targets: Mapping[str, str]) -> float:
         `count_margin`: what the noise of each published count exceeds with a probability of at most
         5 %, in rows. `share`: the same as a share of the rows, whose number must be public.
         `mean.COLUMN`: the same of the mean of a column whose levels are numbers, in its unit, and
-        `relative.COLUMN`: as a part of that mean, where all levels have one sign.
+        `relative.COLUMN`: as a part of that mean, where all levels have one sign. `kept.COLUMN`: how
+        much of a value a released row keeps, in (0, 1), as a plan estimates it.
     """
-    if not job.mechanism.counted:
-        return find_least_epsilon(job.mechanism, lambda _: 0.0, "--target")
     asked = [_read_target(job, name, text) for name, text in targets.items()]
     return find_least_epsilon(
         job.mechanism, lambda mechanism: max(each(mechanism) for each in asked), "--target"
     )
 
 
+def warn_of_targets(job: Job, targets: Iterable[str]) -> list[str]:
+    """Return a warning for each target that depends on the rows, too."""
+    columns = (name.partition("kept.")[2] for name in targets)
+    what = "is met if all levels are equally frequent; of a column in which most rows share a level, a released row keeps less"
+    return [
+        f"the target kept.{column} {what}"
+        for column in columns
+        if column and job.schema.columns[column].has_levels
+    ]
+
+
 def _read_target(job: Job, name: str, text: str) -> Exceed:
     """Return what a target allows of the noise."""
     where, value, (kind, _, column) = f"--target {name}", 0.0, name.partition(".")
-    known = ["count_margin", "share", *(f"mean.{each}" for each in job.schema.privatised)]
-    if kind in ("mean", "relative") and column not in job.schema.privatised:
-        hint = suggest(column, job.schema.privatised, "write mean.COLUMN=MARGIN")
-        raise SpecError("it is the mean of no privatised column", where, hint)
-    if kind == "kept":
-        what = "how much a released row keeps depends on how frequent its values are, so no ε is known before the run to meet it"
-        raise SpecError(what, where, "give count_margin or share")
-    if kind not in ("mean", "relative") and name not in known:
-        hint = suggest(name, known, "give count_margin, share or mean.COLUMN")
+    of_column = kind in ("mean", "relative", "kept")
+    if of_column and column not in job.schema.privatised:
+        hint = suggest(column, job.schema.privatised, f"write {kind}.COLUMN=NUMBER")
+        raise SpecError("it is of no privatised column", where, hint)
+    if not of_column and name not in ("count_margin", "share"):
+        hint = suggest(name, ["count_margin", "share", "mean", "kept"], _TARGETS)
         raise SpecError("is not a target", where, hint)
     with suppress(ValueError):
         value = float(text)
     if not (math.isfinite(value) and value > 0):
         raise SpecError("a number above 0 is expected", where, "as in count_margin=20")
+    if kind == "kept":
+        return _read_kept(job, column, value, where)
+    check_counted(job.mechanism, where)
     if name == "count_margin":
         return partial(exceed_counts, most=value)
     opened = open_table(job, Folder(job.output_url))
@@ -543,6 +557,21 @@ def _read_target(job: Job, name: str, text: str) -> Exceed:
         n_rows=n_rows,
         margin=margin,
     )
+
+
+def _read_kept(job: Job, column: str, kept: float, where: str) -> Exceed:
+    """Return how much of a column's values a released row is asked to keep."""
+    if job.mechanism.budget is None or not job.mechanism.spending.row:
+        what = "no row is released with noise of its own"
+        raise SpecError(what, where, "give count_margin, or take the mechanism dip")
+    codecs = open_table(job, Folder(job.output_url)).work.columns.codecs
+    epsilon, channel = job.mechanism.spending.row.get(column), job.mechanism.spec.channel
+    if epsilon is None or estimate_kept(codecs[column], epsilon, channel) is None:
+        what = "how much of it a row keeps is not known before the run"
+        raise SpecError(what, where, "ask about another column")
+    if kept >= 1.0:
+        raise SpecError("a number below 1 is expected", where, f"as in kept.{column}=0.5")
+    return partial(exceed_kept, column=column, codec=codecs[column], kept=kept)
 
 
 def _list_numbers(codec: Codec, where: str) -> Floats:

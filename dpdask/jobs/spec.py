@@ -52,7 +52,7 @@ from dpdask.jobs.output import LinkedTarget, Output, Publication, Target
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
 from dpdask.mechanisms.card import About, load_installed
 from dpdask.mechanisms.copula.people import CHILDREN, PARENTS
-from dpdask.mechanisms.expectations import exceed_counts, find_least_epsilon
+from dpdask.mechanisms.expectations import check_counted, exceed_counts, find_least_epsilon
 from dpdask.mechanisms.marginals.people import CountsPersons
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
@@ -560,8 +560,9 @@ def _meet_target(job: Job, target: float | None, base: Path) -> Job:
     """Return a job with the least ε that meets the error that it asks for, if it does."""
     if target is None or job.file.privacy is None:
         return job
-    exceed = partial(exceed_counts, most=target)
-    epsilon = find_least_epsilon(job.mechanism, exceed, "privacy.epsilon.target")
+    exceed, where = partial(exceed_counts, most=target), "privacy.epsilon.target"
+    check_counted(job.mechanism, where)
+    epsilon = find_least_epsilon(job.mechanism, exceed, where)
     privacy = job.file.privacy.model_copy(update={"epsilon": epsilon})
     schema, persons = job.tables
     return Job(job.file.model_copy(update={"privacy": privacy}), schema, base, persons)

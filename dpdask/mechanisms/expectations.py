@@ -431,7 +431,8 @@ def find_least_epsilon(mechanism: Mechanism, exceed: Exceed, where: str) -> floa
     Parameters
     ----------
     exceed
-        Returns how many times as wide as it may be the noise of the mechanism at some ε is.
+        Returns how many times as wide as it may be the noise of the mechanism at some ε is, or how
+        many times as much of a value as is kept is asked for.
     where
         What asks for it, for messages.
 
@@ -439,10 +440,8 @@ def find_least_epsilon(mechanism: Mechanism, exceed: Exceed, where: str) -> floa
     -----
     The noise is planned anew for each ε that is tried, and falls as ε rises.
     """
-    if not (budget := mechanism.budget) or not mechanism.counted:
-        what = "it publishes no counts whose error is that of their noise alone"
-        hint = "take the mechanism copula, marginals, or a histogram without a threshold"
-        raise SpecError(what, where, hint)
+    budget = mechanism.budget
+    assert budget is not None
     low, high, epsilon = _LEAST_EPSILON, math.inf, budget.epsilon
     slope, tried = -1.0, list[tuple[float, float]]()  # noise falls about as 1 / ε
     while high > _PRECISE * low:
@@ -461,6 +460,21 @@ def find_least_epsilon(mechanism: Mechanism, exceed: Exceed, where: str) -> floa
         if not low < epsilon < high or len(tried) > _MOST_AIMED:
             epsilon = math.sqrt(low * high) if high < math.inf else MAX_EPSILON
     return min(float(write_above(high, 4)), MAX_EPSILON)
+
+
+def check_counted(mechanism: Mechanism, where: str) -> None:
+    """Refuse a mechanism that publishes no counts."""
+    if not mechanism.counted:
+        what = "it publishes no counts whose error is that of their noise alone"
+        hint = "take the mechanism copula, marginals, or a histogram without a threshold"
+        raise SpecError(what, where, hint)
+
+
+def exceed_kept(mechanism: Mechanism, column: str, codec: Codec, kept: float) -> float:
+    """Return how many times as much of a column's values is asked for as a released row keeps, if all levels or ranks are equally frequent; at most 10⁶."""
+    found = estimate_kept(codec, mechanism.spending.row[column], mechanism.spec.channel)
+    assert found is not None
+    return min(kept / max(found, 1e-9), 1e6)
 
 
 def exceed_counts(mechanism: Mechanism, most: float) -> float:

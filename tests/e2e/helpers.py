@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from unittest import mock
 
 import dask
@@ -142,7 +143,7 @@ def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, rules=(), **change
         "output": {"path": str(output), "rows_per_shard": 500},
         "schema": "schema.yaml",
         "privacy": {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"},
-        "mechanism": {"kind": "dip", "reference": HOLDOUT, "channel": "laplace"},
+        "mechanism": {"kind": "dip", "reference": dict(HOLDOUT), "channel": "laplace"},
         "cluster": {"kind": "synchronous"},
         "insecure_seed": None
         if changes.get("ledger")
@@ -153,7 +154,7 @@ def write_job(folder, input_, output, *, schema=MIXED_SCHEMA, rules=(), **change
         inner = job
         for parent in parents:
             inner = inner[parent]
-        inner[last] = value
+        inner[last] = deepcopy(value)  # which a later key may change inside
     declared = {"columns": dict(schema)} | ({"rules": list(rules)} if rules else {})
     for name, content in (("schema", declared), ("job", job)):
         text = yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False)

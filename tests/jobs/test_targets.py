@@ -12,7 +12,7 @@ from e2e.helpers import call_cli, load, run_here
 import dpdask
 from dpdask.conditions import Rule
 from dpdask.errors import SpecError
-from dpdask.jobs.plan import find_epsilon
+from dpdask.jobs.plan import find_epsilon, plan_job, warn_of_targets
 from dpdask.jobs.spec import Job
 from dpdask.privacy.noise import margin_95
 from dpdask.schema import Column, Schema
@@ -102,13 +102,17 @@ def exact(shelf, table):
         ("homes, tables", "count_margin=few", "a number above 0 is expected"),
         ("homes, tables", "count_margn=3", "is not a target; did you mean 'count_margin'?"),
         ("homes, copula", "count_margin=0.5", "even ε = 100 does not meet it"),
-        ("homes, tables", "mean=0.02", "no privatised column; write mean.COLUMN=MARGIN"),
+        ("homes, tables", "mean=0.02", "no privatised column; write mean.COLUMN=NUMBER"),
         ("homes, tables", "mean.ratng=0.02", "did you mean 'rating'?"),
         ("homes, tables", "mean.price=0.02", "depends on where the rows lie"),
         ("homes, tables", "mean.town=0.02", "its levels are no numbers"),
         ("homes, tables", "mean.kind=0.02", "no table that is released has the column"),
         ("homes, tables", "mean.rating=-1", "a number above 0 is expected"),
-        ("homes, tables", "kept=0.5", "depends on how frequent its values are"),
+        ("homes, tables", "kept.rating=0.5", "no row is released with noise of its own"),
+        ("homes, interval", "kept.price=0.5", "no row is released with noise of its own"),
+        ("homes, dip", "kept=0.5", "no privatised column; write kept.COLUMN=NUMBER"),
+        ("homes, dip", "kept.town=0.5", "it is of no privatised column"),
+        ("homes, dip", "kept.rating=1", "a number below 1 is expected"),
         ("homes, dip", "count_margin=20", "it publishes no counts"),
         ("homes, interval", "count_margin=20", "it publishes no counts"),
     ],
@@ -118,6 +122,40 @@ def test_what_no_epsilon_can_promise_is_refused(name, target, what, shelf, tmp_p
     assert found.returncode == SpecError.exit_code
     assert what in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("channel", "kept"), [("laplace", 0.1), ("laplace-calibrated", 0.9), ("optimal", 0.5)]
+)
+def test_how_much_a_row_keeps_may_be_asked_for(channel, kept, shelf, tmp_path):
+    """Of every column; together, of the one that needs most; and the plan says the same figure."""
+    loaded = load(shelf.job("homes, dip", tmp_path, mechanism__channel=channel))
+
+    def read(column, epsilon):
+        job = load(
+            shelf.job("homes, dip", tmp_path, mechanism__channel=channel, privacy__epsilon=epsilon)
+        )
+        lines = (line.partition(" about ") for line in plan_job(job).expectations)
+        [told] = [kept for what, _, kept in lines if kept and what.startswith(f"{column}:")]
+        return float(told)
+
+    found = {}
+    for column in loaded.schema.privatised:
+        epsilon = find_epsilon(loaded, {f"kept.{column}": repr(kept)})
+        assert read(column, epsilon) >= kept - 0.005
+        assert read(column, 0.97 * epsilon) <= kept + 0.005
+        assert read(column, 0.7 * epsilon) < kept
+        found[f"kept.{column}"] = epsilon
+    every = find_epsilon(loaded, dict.fromkeys(found, repr(kept)))
+    assert every == pytest.approx(max(found.values()), rel=0.02)
+    assert warn_of_targets(loaded, [*found, "count_margin"]) == [
+        f"the target kept.{column} is met if all levels are equally frequent; of a column in which most rows share a level, a released row keeps less"
+        for column in loaded.schema.privatised
+        if loaded.schema.columns[column].has_levels
+    ]
+    shown = call_cli("plan", shelf.job("homes, dip", tmp_path), "--target", "kept.rating=0.3")
+    assert "equally frequent" in shown.stdout
+    assert "target    kept.rating 0.3: met from privacy.epsilon" in shown.stdout
 
 
 @pytest.mark.parametrize("name", ["homes, tables", "homes, copula"])
