@@ -383,6 +383,12 @@ class OpenedRelease:
             A column of numbers.
         bins
             How many ranges of equal width; or their edges.
+
+        Notes
+        -----
+        Ranges hold their lower edge, and the last one its upper edge too. Where all edges are ends
+        of a release's cells, ranges hold their upper edge, as cells do, and the first one its lower
+        edge too; the index of the estimate says which.
         """
         return self._ask("histogram", column, bins=bins)
 

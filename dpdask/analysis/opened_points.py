@@ -23,6 +23,8 @@ from dpdask.analysis.values import (
     NoisyCells,
     cell_ends,
     find_scales,
+    follow_cells,
+    index_ranges,
     list_cells,
     list_values,
     read_edges,
@@ -78,8 +80,14 @@ class OpenedPoints(OpenedRelease):
         answers = self._find_points(asked.names) if others or measured is None else measured
         scale = answers.dates.get(first)
         ends = self._check_within(first, asked.within, scale)
-        edges = self._edges(first, asked.bins, scale) if asked.kind == "histogram" else None
-        return asked.put(answers, values=values, ends=ends, edges=edges)
+        if asked.kind != "histogram":
+            return asked.put(answers, values=values, ends=ends)
+        edges = self._edges(first, asked.bins, scale)
+        behind = follow_cells(edges, self._column(first)) if asked.closed is None else None
+        if behind is None:
+            return asked.put(answers, edges=edges)
+        index = index_ranges(edges, scale, first, closed="right")
+        return asked.put(answers, edges=behind).change(lambda part: part.set_axis(index))
 
     def _find_points(self, names: Sequence[str]) -> Points:
         """Return the points of some columns, with the groups that are made of them."""

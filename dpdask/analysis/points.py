@@ -51,7 +51,7 @@ _NOT_BY_GROUP = (
 _USE_ALL = "use mean() of all rows, or mean(within=(low, high), by=…) with a narrow range"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
 _NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
-_INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
+_INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells, and > and <= in conditions"
 _RANKS = "the ranks of released values may be off, so no bound on the bias of a slope is known"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"

@@ -321,6 +321,9 @@ class Query:
     values: Sequence[float] | None = None  # a number for each level
     within: Sequence[Any] | None = None  # what numbers are clipped to
     bins: int | Sequence[Any] = N_BINS
+    closed: str | None = (
+        None  # which edge ranges hold: `left`, or None, that of cells where they are some
+    )
     q: float | Sequence[float] = 0.5
     support: Ends | None = None
     knots: Sequence[float] | None = None

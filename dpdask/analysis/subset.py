@@ -418,7 +418,8 @@ class Subset:
             raise SpecError(what, "`where`", "ask about a range below the bound, or up to it by <=")
         edges = sorted({low, high, *(edge for edge in (start, end) if low < edge < high)})
         bins = scale.to_dates(np.array(edges)) if isinstance(scale, DateScale) else edges
-        found, place = self.opened.histogram(name, bins), edges.index(start)
+        found = self.opened._ask("histogram", name, bins=bins, closed="left")
+        place = edges.index(start)
         return found.change(lambda part: part.iloc[place])
 
     def _count_randomised(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from dpdask.mechanisms.card import microseconds_of
 from dpdask.scales import PER_SECOND, UNITS
 
 _MOST_LEVELS = 10_000
+_ROUNDING = 1e-12  # of the bounds: a number of ranges and the cells may divide them differently
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -181,10 +182,28 @@ def find_ranges(x: Floats, edges: Floats) -> Codes:
     return np.where((x < edges[0]) | (x > edges[-1]) | np.isnan(x), n, found).astype(np.int64)
 
 
-def index_ranges(edges: Floats, scale: DateScale | None, name: str) -> pd.IntervalIndex:
+def index_ranges(
+    edges: Floats, scale: DateScale | None, name: str, closed: Literal["left", "right"] = "left"
+) -> pd.IntervalIndex:
     """Return the ranges as an index."""
     breaks = edges if scale is None else scale.to_dates(edges)
-    return pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
+    return pd.IntervalIndex.from_breaks(breaks, closed=closed, name=name)
+
+
+def follow_cells(edges: Floats, column: Mapping[str, Any]) -> Floats | None:
+    """Return the edges behind which ranges begin that hold their upper edge, as cells do: the least values of the next cells. None if one of them is no end of a cell."""
+    if "edges" not in column or column["bounds"] is None:
+        return None
+    least, ends = _least_values(column)
+    at = np.clip(np.searchsorted(ends, edges), 1, len(ends) - 1)
+    at = np.maximum(np.where(edges - ends[at - 1] < ends[at] - edges, at - 1, at), 1)
+    is_end = np.abs(ends[at] - edges) <= _ROUNDING * np.ptp(column["bounds"])
+    # the first range holds the lower bound, and the last one its upper edge in any case
+    is_outer = edges <= column["bounds"][0]
+    is_outer[-1] = True
+    if not (is_end | is_outer).all() or (is_outer | (least[at - 1] >= edges)).all():
+        return None  # or cells of one value, which no edge cuts
+    return np.where(is_outer, edges, least[np.minimum(at, len(least) - 1)])
 
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:

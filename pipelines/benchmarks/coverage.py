@@ -420,7 +420,7 @@ def _counts(column: str) -> Truth:
         parts = []
         for each in index:
             inside = (x > each.left) & (x < each.right)
-            inside |= (x == each.left) & (index.closed == "left")
+            inside |= (x == each.left) & (index.closed == "left" or each.left == index[0].left)
             inside |= (x == each.right) & (index.closed == "right" or each.right == index[-1].right)
             parts.append(weights[inside].sum() / weights.sum())
         return parts

@@ -318,6 +318,36 @@ def test_dates_go_in_and_come_out(shelf, name, column):
         opened.histogram(column, bins=[1, 2])
 
 
+@pytest.mark.parametrize(("name", "n_cells"), [("homes, tables", 20), ("homes, cells", 40)])
+def test_ranges_whose_edges_are_ends_of_cells_are_cells(name, n_cells, shelf):
+    """They hold their upper edge, as cells do: a range that did not would be unsure by a whole cell."""
+    opened = shelf.opened(name)
+    ends = opened.card["columns"]["price"]["edges"]
+    found = opened.histogram("price", n_cells // 5)
+    index = found.estimate.index
+    assert index.closed == "right"
+    assert [*index.left, index.right[-1]] == pytest.approx(ends[::5])
+    assert (found.bias_bound < 0.2 * found.estimate.max()).all()
+    assert not says(found, "inside a cell")
+    # up to an end, and not below it, cells tell how many rows there are
+    up_to, below = (opened.where(f"price {sign} {ends[5]}").count() for sign in ("<=", "<"))
+    assert up_to.estimate == pytest.approx(found.estimate.iloc[0])
+    assert up_to.bias_bound < below.bias_bound
+    assert says(below, "use edges of cells, and > and <=")
+    assert opened.histogram("price", [0.0, 1.3, 100.0, 200.0]).estimate.index.closed == "left"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "bins"),
+    [("rides, tables", "day", DATES), ("rides, tables", "when", 73), ("rides, cells", "when", 12)],
+)
+def test_ranges_of_cells_that_begin_at_their_edges_hold_these(name, column, bins, shelf):
+    """Those of whole numbers: days, and milliseconds of a time."""
+    found = shelf.opened(name).histogram(column, bins)
+    assert found.estimate.index.closed == "left"
+    assert not says(found, "inside a cell")
+
+
 def test_kept_dates_are_dates(shelf):
     opened, rows = shelf.opened("rides, tree"), rides()
     assert abs(opened.mean("seen").estimate - rows["seen"].mean()) < pd.Timedelta(milliseconds=1)
