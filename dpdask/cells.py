@@ -227,11 +227,20 @@ class Cells:
             line = [_range(low, high) for low, high in pairwise(ends_)]
             if len(set(line)) < len(line):  # cells that six digits do not tell apart
                 line = [_range(low, high, 17) for low, high in pairwise(ends_)]
+            if self._holds_bound:
+                line[0] = line[0].replace("(", "[")
         return [
             label
             for label, possible in zip([*singles, *line], self.possible, strict=True)
             if possible
         ]
+
+    @property
+    def _holds_bound(self) -> bool:
+        """Whether the first cell holds the lower bound, although its edge is that bound."""
+        assert not self.codec.has_levels
+        bounds, first = self.codec.bounds, self.edges[0]
+        return bounds is not None and first == bounds[0] and first not in self.codec.atoms
 
     def _values(self, numbers: Floats) -> list[object]:
         """Return numbers as the column's own values."""

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.analysis.results import Result, clip_to
+from dpdask.analysis.results import MANY, Result, clip_to
 from dpdask.analysis.values import DateScale, in_units, index_ranges
 from dpdask.arrays import Ends, Floats, Triple, freeze_class
 from dpdask.errors import SpecError
@@ -95,7 +95,9 @@ class MeasuredAnswers:
         index, n = index_ranges(edges, self.dates.get(name), name), max(self.column.total, 1.0)
         is_cut = any(part.bias_bound > 0.0 for part in parts)
         found = _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index)
-        found = replace(found, drawn=(n, n))
+        # where the number of all rows is noisy, too, a count is a sum, and no share of it
+        whole = n if self.column.n_rows is not None else MANY * n
+        found = replace(found, drawn=(whole, whole))
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             # the rows of a cut cell may all be in the range, or none of them: with the error of that sum

@@ -60,6 +60,7 @@ _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
 _ROUNDED = "the numbers of {!r} are {}, rounded down"
+_LAST_RANGE = "the last range holds its upper edge, too"
 _OF_OTHERS = "a level of {!r} that stands for others has only the rows whose own value is no level: add up its group for the whole"
 
 
@@ -610,6 +611,8 @@ class OpenedRelease:
             column = self._column(name)
             limits += [_ROUNDED.format(name, column["numbers"])] if "unit" in column else []
             limits += [_OF_OTHERS.format(name)] if "taxonomy" in column else []
+        if question == "histogram" and not options.get("closed"):
+            limits += [_LAST_RANGE] if found.estimate.index.closed == "left" else []
         found = replace(found, limits=(*limits, *found.limits))
         return cast("Result", found)
 

@@ -37,6 +37,7 @@ from dpdask.inference.measured import MeasuredColumn
 from dpdask.references.counts import label_table
 
 _SHOWN = 12
+_FIRST_RANGE = "the first range holds the lower bound, too"
 AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
 _LINES = ("intercept", "r_squared")
 
@@ -87,7 +88,8 @@ class OpenedPoints(OpenedRelease):
         if behind is None:
             return asked.put(answers, edges=edges)
         index = index_ranges(edges, scale, first, closed="right")
-        return asked.put(answers, edges=behind).change(lambda part: part.set_axis(index))
+        found = asked.put(answers, edges=behind).change(lambda part: part.set_axis(index))
+        return replace(found, limits=(*found.limits, _FIRST_RANGE))
 
     def _find_points(self, names: Sequence[str]) -> Points:
         """Return the points of some columns, with the groups that are made of them."""

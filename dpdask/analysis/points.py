@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask.analysis.measured import WITHOUT_NULLS, place_in_cells
-from dpdask.analysis.results import NO_LINE, TABLES, Result
+from dpdask.analysis.results import MANY, NO_LINE, TABLES, Result
 from dpdask.analysis.values import (
     DateScale,
     HeldOut,
@@ -51,7 +51,7 @@ _NOT_BY_GROUP = (
 _USE_ALL = "use mean() of all rows, or mean(within=(low, high), by=…) with a narrow range"
 LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
 _NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
-_INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells, and > and <= in conditions"
+_INSIDE = "an edge lies inside a cell, whose rows are taken to lie evenly in it; the bound on the bias is for any place of them; use edges of cells"
 _RANKS = "the ranks of released values may be off, so no bound on the bias of a slope is known"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
@@ -276,15 +276,28 @@ class Points:
         def place(frame: pd.DataFrame) -> Codes:
             return find_ranges(to_numbers(frame[name], name), edges)
 
-        p, error, lost = self._count([name], place, n)
-        near, around = np.array([self._cut(name, edge, is_last=edge == last) for edge in edges]).T
-        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + lost
+        p, cut = self._spread_over(name, edges)
+        cells, sampling = (
+            self._cells([name]),
+            self._sample(place(self.frame), n, np.ones(len(self.frame))),
+        )
+        n_in = cells.add(place(cells.frame), n)
+        # the rows of a cell that an edge cuts may all be in the range, or none of them
+        error = np.max(
+            [
+                self._count_error(each, cells, n_in, sampling)
+                for each in (p, np.clip(p - cut, 0.0, 1.0), np.clip(p + cut, 0.0, 1.0))
+            ],
+            axis=0,
+        )
+        around = np.array([self._cut(name, edge, is_last=edge == last) for edge in edges])
+        bias = cut + 2.0 * self.rank_errors.get(name, 0.0) + self._lose(p)
         index = index_ranges(edges, self.dates.get(name), name)
         variance = error**2 + self.rank_noise.get(name, 0.0) ** 2 + around[:-1] + around[1:]
-        parts = (p, np.sqrt(variance), bias)
-        found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
-        limits = (*found.limits, *([_INSIDE] if near.any() else []))
-        return replace(found, limits=limits, drawn=(1.0 / self.sampling, self.n_rows))
+        parts = self._of_rows(p, np.sqrt(variance), bias)
+        found = self._result(*(pd.Series(part, index) for part in parts))
+        limits = (*found.limits, *([_INSIDE] if cut.any() else []))
+        return replace(found, limits=limits, drawn=self._drawn_rows)
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile of a column of numbers."""
@@ -353,26 +366,20 @@ class Points:
             )
             return one * sizes[1] + two
 
-        parts = self._count([first, second], pair, math.prod(sizes))
-        tables = (self.n_rows * part.reshape(sizes) for part in parts)
+        parts = self._count([first, second], pair, math.prod(sizes), of_rows=True)
+        tables = (part.reshape(sizes) for part in self._of_rows(*parts))
         found = self._result(*(pd.DataFrame(table, index, columns) for table in tables))
-        return replace(found, drawn=(1.0 / self.sampling, self.n_rows))
+        return replace(found, drawn=self._drawn_rows)
 
     def count(self, name: str) -> Result:
         """Return how many rows have each level of a column."""
-        found = self.share(name)
-        if self.is_counted:
-            parts = found.change(lambda part: self.n_rows * part)
-            return replace(parts, drawn=(1.0 / self.sampling, self.n_rows))
-        # where the number of rows is noisy, too, a count is a sum, and no share of it
-        rows, cells = float(self.weights.sum()), self._cells([name])
-        levels, p = self._levels_of(name), found.estimate.to_numpy(float)
-        n_in = cells.add(find_levels(cells.frame[name], levels, name), len(levels))
-        # the number of rows of a population is that of Poisson
-        variance = self.sampling * np.maximum(p, self.sampling) + cells.variance * n_in
-        found = found.change(lambda part: rows * part)
-        error = pd.Series(self.n_rows * np.sqrt(variance), found.estimate.index)
-        return replace(found, standard_error=error, drawn=None)
+        levels = self._levels_of(name)
+        parts = self._count(
+            [name], lambda frame: find_levels(frame[name], levels, name), len(levels), of_rows=True
+        )
+        index = pd.Index(levels, name=name)
+        found = self._result(*(pd.Series(part, index) for part in self._of_rows(*parts)))
+        return replace(found, drawn=self._drawn_rows)
 
     def line(self, kind: str, response: str, features: Sequence[str]) -> Result:
         """Return the intercept of least squares, or the correlation of two columns, a number."""
@@ -598,14 +605,63 @@ class Points:
             return self.noise(names)
         return NoisyCells(frame=self.frame[list(names)].iloc[:0], variance=0.0)
 
-    def _count(self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int) -> Triple:
-        """Return the share of each of n groups, its standard error, and how far lost rows may move it."""
+    def _count(
+        self,
+        names: Sequence[str],
+        code: Callable[[pd.DataFrame], Codes],
+        n: int,
+        *,
+        of_rows: bool = False,
+    ) -> Triple:
+        """Return the share of each of n groups, its standard error, or that of its number of rows, and how far lost rows may move it."""
         chosen, cells = code(self.frame), self._cells(names)
         p = add_up(self.weights, chosen, n)[:n] / self.weights.sum()
         n_in = cells.add(code(cells.frame), n)
         sampling = self._sample(chosen, n, np.ones(len(chosen)))
+        if of_rows:
+            return p, self._count_error(p, cells, n_in, sampling), self._lose(p)
         error = self._share_error(p, cells.variance, n_in, cells.n_cells, sampling)
-        return p, error, self.lost * np.maximum(p, 1.0 - p)
+        return p, error, self._lose(p)
+
+    def _lose(self, p: Floats) -> Floats:
+        return self.lost * np.maximum(p, 1.0 - p)
+
+    def _of_rows(self, p: Floats, error: Floats, bias: Floats) -> Triple:
+        """Return numbers of rows for shares: sums of the counts, where the number of all rows is noisy, too."""
+        rows = self.n_rows if self.is_counted else float(self.weights.sum())
+        return rows * p, self.n_rows * error, self.n_rows * bias
+
+    @property
+    def _drawn_rows(self) -> Ends:
+        """What `Result.drawn` is of numbers of rows: where that of all rows is noisy, too, those of a Poisson law."""
+        whole = self.n_rows if self.is_counted else MANY * max(self.n_rows, 1.0)
+        return whole / (self.sampling * max(self.n_rows, 1.0)), whole
+
+    def _count_error(
+        self, p: Floats, cells: NoisyCells, n_in: Floats, sampling: Floats | float
+    ) -> Floats:
+        """Return the standard errors of numbers of rows, as parts of all rows: where their number is noisy, too, a count is a sum, and no share of it."""
+        if self.is_counted:
+            return self._share_error(p, cells.variance, n_in, cells.n_cells, sampling)
+        return np.sqrt(sampling * np.maximum(p, self.sampling) + cells.variance * n_in)
+
+    def _spread_over(self, name: str, edges: Floats) -> Pair:
+        """Return the share of the rows in each range, those of a cell lying evenly in it, and how far off it may be by cells that an edge cuts."""
+        x = self._numbers(name)
+        low, high = self.ends.get(name, (x, x))
+        weights, last = self.weights / self.weights.sum(), np.nextafter(edges[-1], np.inf)
+        width = np.where(high > low, high - low, 1.0)
+        shares, cut = [], []
+        for first, end in itertools.pairwise([*edges[:-1], last]):
+            inside = (low >= first) & (high < end)
+            some = (high >= first) & (low < end)
+            part = (np.minimum(high, end) - np.maximum(low, first)) / width
+            part = np.where(
+                inside, 1.0, np.where(some, np.clip(np.nan_to_num(part), 0.0, 1.0), 0.0)
+            )
+            shares.append(weights @ part)
+            cut.append(np.abs(weights) @ np.maximum(part - inside, some - part))
+        return np.array(shares), np.array(cut)
 
     def _sample_known(self, here: Flags, x: Floats) -> Floats | float:
         """Return what `_sample` says, of one average of x over the rows that are here."""
@@ -641,14 +697,14 @@ class Points:
         noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
         return np.sqrt(sampling * spread * (1.0 - spread) / known + noise / known**2)
 
-    def _cut(self, name: str, edge: float, *, is_last: bool) -> Ends:
-        """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
+    def _cut(self, name: str, edge: float, *, is_last: bool) -> float:
+        """Return the variance of the share of the rows in the cell that an edge cuts.
 
         Rows at the last edge lie before it.
         """
         bounds = self.bounds.get(name, (-math.inf, math.inf))
         if name not in self.ends or not bounds[0] < edge < bounds[1]:
-            return 0.0, 0.0
+            return 0.0
         low, high = self.ends[name]
         cut = (low <= edge) & (edge < high) if is_last else (low < edge) & (edge <= high)
         share = float(np.abs(self.weights[cut]).sum() / self.weights.sum())
@@ -658,7 +714,7 @@ class Points:
             x = to_numbers(cells.frame[name], name)
             inside = (low[cut].min() <= x) & (x <= high[cut].max())
             variance += cells.variance * float(cells.add(np.where(inside, 0, 1), 1)[0])
-        return share, variance
+        return variance
 
     def _in_units(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
         return in_units(self.dates.get(name), estimate, error, bias)

@@ -20,6 +20,7 @@ from dpdask.inference.measured import NORMAL_95
 TABLES = (pd.Series, pd.DataFrame)
 _SHOWN = 12
 N_BINS = 20
+MANY = 1e6  # times the rows: a share of so many has the law of a Poisson count
 NO_LINE = "the noise affects slope, means and spread together, and their joint error is not known"
 NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
 _ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}

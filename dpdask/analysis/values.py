@@ -195,15 +195,15 @@ def follow_cells(edges: Floats, column: Mapping[str, Any]) -> Floats | None:
     if "edges" not in column or column["bounds"] is None:
         return None
     least, ends = _least_values(column)
-    at = np.clip(np.searchsorted(ends, edges), 1, len(ends) - 1)
-    at = np.maximum(np.where(edges - ends[at - 1] < ends[at] - edges, at - 1, at), 1)
-    is_end = np.abs(ends[at] - edges) <= _ROUNDING * np.ptp(column["bounds"])
     # the first range holds the lower bound, and the last one its upper edge in any case
     is_outer = edges <= column["bounds"][0]
     is_outer[-1] = True
-    if not (is_end | is_outer).all() or (is_outer | (least[at - 1] >= edges)).all():
-        return None  # or cells of one value, which no edge cuts
-    return np.where(is_outer, edges, least[np.minimum(at, len(least) - 1)])
+    own = np.clip(np.searchsorted(ends, edges) - 1, 0, len(least) - 1)
+    if (is_outer | (least[own] >= edges)).all():
+        return None  # no edge cuts a cell
+    at = np.where(edges - ends[own] < ends[own + 1] - edges, own, own + 1)
+    is_end = (np.abs(ends[at] - edges) <= _ROUNDING * np.ptp(column["bounds"])) & (at < len(least))
+    return np.where(is_outer, edges, least[at % len(least)]) if (is_end | is_outer).all() else None
 
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:

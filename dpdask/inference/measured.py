@@ -185,7 +185,8 @@ class MeasuredColumn:
     def draw_count(self, weights: Floats, n: float, share: float) -> float:
         """Return the variance that the draw of n rows gives the number of those in some cells, which have a share of them."""
         del weights
-        return n * share * (1.0 - share)
+        # a count of a table whose number of rows is not known is that of Poisson
+        return n * share * (1.0 - share if self.n_rows is not None else 1.0)
 
     @property
     def draw_cells(self) -> Floats:

@@ -517,14 +517,14 @@ def _read_target(job: Job, name: str, text: str) -> Exceed:
     of_column = kind in ("mean", "relative", "kept")
     if of_column and column not in job.schema.privatised:
         hint = suggest(column, job.schema.privatised, f"write {kind}.COLUMN=NUMBER")
-        raise SpecError("it is of no privatised column", where, hint)
+        raise SpecError("it names no privatised column", where, hint)
     if not of_column and name not in ("count_margin", "share"):
         hint = suggest(name, ["count_margin", "share", "mean", "kept"], _TARGETS)
         raise SpecError("is not a target", where, hint)
     with suppress(ValueError):
         value = float(text)
     if not (math.isfinite(value) and value > 0):
-        raise SpecError("a number above 0 is expected", where, "as in count_margin=20")
+        raise SpecError("a number above 0 is expected", where, f"as in {name}=0.5")
     if kind == "kept":
         return _read_kept(job, column, value, where)
     check_counted(job.mechanism, where)

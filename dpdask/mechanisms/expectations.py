@@ -558,7 +558,7 @@ def warn_of_number_bounds(schema: Schema, codecs: Codecs) -> Sentences:
         declared = schema.columns[name].bounds
         if declared is not None and not isinstance(declared[0], dt.date):
             counts = tell_numbers(codecs[name])["numbers"]
-            what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
+            what = f"its bounds {declared[0]:.17g} and {declared[1]:.17g} count {counts}, so they are {low} and {high}"
             hint = "write dates, such as 2000-01-31, if others are meant"
             if is_span(codecs[name].type):
                 hint = "change them if others are meant"

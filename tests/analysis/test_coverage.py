@@ -136,16 +136,15 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Forty releases of tables, opened."""
+    """Forty releases of each of two populations, opened."""
     folder = tmp_path_factory.mktemp("tables")
-    found = []
-    for seed in range(1, 41):
-        place = folder / str(seed)
-        place.mkdir()
-        found.append(
-            coverage.run("marginals 20", coverage.table("sparse"), seed, place, n_rows=6_000)
-        )
-    return found
+
+    def release(name, seed):
+        place = folder / name / str(seed)
+        place.mkdir(parents=True)
+        return coverage.run("marginals 20", coverage.table(name), seed, place, n_rows=6_000)
+
+    return {name: [release(name, seed) for seed in range(1, 41)] for name in ("sparse", "zeros")}
 
 
 @pytest.mark.parametrize(
@@ -157,13 +156,19 @@ def tables(tmp_path_factory):
         ("nothing", "counts of ranges", "times as wide as its error"),
         ("standard errors halved", "share of levels", "covers.*standard error"),
         ("standard errors halved", "quantiles", "standard error"),
-        ("bias hidden", "counts of ranges", "covers"),
+        ("bias hidden", "counts of ranges", "covers.*"),
         ("nulls ignored", "quantiles", "standard error"),
     ],
 )
 def test_planted_errors_are_found(tables, planted, question, wrong):
+    # nearly all zeros lie on one side of the edge that cuts their cell
+    name = "zeros" if planted == "bias hidden" else "sparse"
     [cell] = coverage.simulate(
-        "marginals 20", coverage.table("sparse"), tables, only=[question], plant=PLANTED[planted]
+        "marginals 20",
+        coverage.table(name),
+        tables[name],
+        only=[question],
+        plant=PLANTED[planted],
     )
     assert re.fullmatch(wrong and f".*{wrong}.*", judge(cell)), cell
 

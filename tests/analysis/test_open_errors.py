@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import categorical, continuous, discrete, load, refused, run_here, says, write_job
 from numpy.random import default_rng
@@ -33,6 +34,14 @@ COLUMNS = {
     "town": categorical(TOWNS),
     "size": continuous(type="int64", bounds=[0, 79]),
     "price": continuous([0.0, 1000.0]),
+}
+
+
+OF_TWO_LEVELS = {  # questions that give a number for each
+    "share": lambda points: points.share("kind"),
+    "count": lambda points: points.count("kind"),
+    "histogram": lambda points: points.histogram("x", np.arange(3.0)),
+    "crosstab": lambda points: points.crosstab("kind", "one").change(lambda part: part["c"]),
 }
 
 
@@ -137,7 +146,7 @@ def test_edges_of_cells_split_none_of_them(draws):
     )
     n, lost = draws[0].content["n_rows"]["value"], draws[0].share("town").bias_bound.min() * 2
     assert whole.bias_bound.max() <= n * lost
-    assert inside.bias_bound.iloc[0] > whole.estimate.iloc[1]
+    assert inside.bias_bound.iloc[0] > whole.estimate.iloc[1] / 2.0
     by_size = draws[0].histogram("size", [*SIZES, 79])
     assert by_size.bias_bound.max() <= n * lost
     assert [says(found, "inside a cell") for found in (whole, inside)] == [False, True]
@@ -617,12 +626,7 @@ def test_few_rows_that_were_drawn_twice_have_the_error_of_both_draws(question, e
         sampling=1.0 / n_held + 1.0 / n,
         levels={"kind": ["a", "b"], "one": ["c"]},
     )
-    ask = {
-        "share": lambda points: points.share("kind"),
-        "count": lambda points: points.count("kind"),
-        "histogram": lambda points: points.histogram("x", np.arange(3.0)),
-        "crosstab": lambda points: points.crosstab("kind", "one").change(lambda part: part["c"]),
-    }[question]
+    ask = OF_TWO_LEVELS[question]
     true = expected / n_held * (1 if question == "share" else n)
     rng = default_rng(int(expected))
     drawn = rng.binomial(n, rng.binomial(n_held, expected / n_held, repeats) / n_held)
@@ -632,6 +636,83 @@ def test_few_rows_that_were_drawn_twice_have_the_error_of_both_draws(question, e
         low, high = (np.asarray(end, float) for end in found.interval())
         hit += low[0] <= true <= high[0]
     assert hit >= stats.binom.ppf(ALPHA, repeats, 0.92)
+
+
+@pytest.mark.parametrize("question", ["count", "histogram", "crosstab"])
+def test_counts_of_nearly_all_rows_have_the_error_of_a_noisy_number_of_rows(question):
+    """Where that number is private, a count is a sum, and no share of it: as a share of all rows its error would be near 0."""
+    n, sigma, true, repeats = 20_000, 60.0, 19_990.0, 200
+    frame = pd.DataFrame({"kind": ["a", "b"], "one": ["c", "c"], "x": [0.5, 1.5]})
+    rng, found = default_rng(3), []
+    for _ in range(repeats):
+        weights = np.array([rng.poisson(true), rng.poisson(n - true)]) + rng.normal(0.0, sigma, 2)
+        rows = weights.sum() + rng.normal(0.0, sigma)  # the card's, of a table of its own
+        cells = NoisyCells(frame=frame, variance=(sigma / rows) ** 2)
+        points = points_of(
+            frame,
+            weights,
+            rows,
+            is_counted=False,
+            levels={"kind": ["a", "b"], "one": ["c"]},
+            noise=lambda _, cells=cells: cells,
+        )
+        told = OF_TWO_LEVELS[question](points)
+        low, high = told.interval()
+        estimate = told.estimate.iloc[0]
+        assert low.iloc[0] < estimate < high.iloc[0]
+        found.append((estimate, told.standard_error.iloc[0], low.iloc[0] <= true <= high.iloc[0]))
+    estimates, errors, hits = np.array(found).T
+    assert hits.sum() >= stats.binom.ppf(ALPHA, repeats, 0.94)
+    assert np.mean(errors) / np.std(estimates) == pytest.approx(1.0, abs=0.25)
+
+
+def test_a_range_inside_a_cell_is_unsure_by_that_cell_once():
+    """Its rows lie evenly, and may all be in the range or none; the noise is that of the sum which the range may be."""
+    frame = pd.DataFrame({"x": [50.0, 150.0, 250.0]})
+    cells = NoisyCells(frame=frame, variance=1e-4)
+    points = points_of(
+        frame,
+        np.array([900.0, 60.0, 40.0]),
+        1_000.0,
+        ends={"x": (frame["x"].to_numpy() - 50.0, frame["x"].to_numpy() + 50.0)},
+        bounds={"x": (0.0, 300.0)},
+        noise=lambda _: cells,
+    )
+    inside = points.histogram("x", np.array([20.0, 45.0]))
+    assert inside.estimate.tolist() == pytest.approx([225.0])
+    assert inside.bias_bound.tolist() == pytest.approx([675.0])
+    most = points.histogram("x", np.array([0.0, 20.0, 300.0]))
+    assert most.estimate.tolist() == pytest.approx([180.0, 820.0])
+    assert most.bias_bound.tolist() == pytest.approx([720.0, 720.0])
+    sure = points.histogram("x", np.array([100.001, 300.0]))
+    assert (most.standard_error.iloc[1] > 0.9 * sure.standard_error).all()
+
+
+@pytest.mark.parametrize("mechanism", ["marginals", "copula"])
+def test_ranges_of_declared_cells_hold_their_lower_edge_as_these_do(mechanism, tmp_path):
+    """A list names the first value of each cell, of any type."""
+    values = default_rng(4).choice([0.0, 5.0, 10.0, 20.0], 4_000, p=[0.3, 0.1, 0.4, 0.2])
+    pa_table = pa.table({"fee": values, "n": values.astype(np.int64)})
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa_table, tmp_path / "in" / "table.parquet")
+    starts, edges = [0, 5, 10, 20], [0, 5, 10, 20, 1000]
+    job = write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"fee": continuous([0.0, 1000.0]), "n": continuous(type="int64", bounds=[0, 1000])},
+        mechanism={"kind": mechanism, "bins": {"fee": starts, "n": starts}}
+        | ({"cliques": [["fee"], ["n"]]} if mechanism == "marginals" else {}),
+        privacy__epsilon=60.0,
+    )
+    run_here(job)
+    opened = dpdask.open(str(tmp_path / "out"))
+    truth = np.histogram(values, edges)[0]
+    for column in ("fee", "n"):
+        found = opened.histogram(column, edges)
+        assert found.estimate.index.closed == "left"
+        assert np.abs(found.estimate.to_numpy() - truth) == pytest.approx(np.zeros(4), abs=20.0)
+        assert not found.bias_bound.any()
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 6.0])

@@ -111,7 +111,7 @@ def exact(shelf, table):
         ("homes, tables", "kept.rating=0.5", "no row is released with noise of its own"),
         ("homes, interval", "kept.price=0.5", "no row is released with noise of its own"),
         ("homes, dip", "kept=0.5", "no privatised column; write kept.COLUMN=NUMBER"),
-        ("homes, dip", "kept.town=0.5", "it is of no privatised column"),
+        ("homes, dip", "kept.town=0.5", "it names no privatised column"),
         ("homes, dip", "kept.rating=1", "a number below 1 is expected"),
         ("homes, dip", "count_margin=20", "it publishes no counts"),
         ("homes, interval", "count_margin=20", "it publishes no counts"),
