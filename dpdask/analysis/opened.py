@@ -388,8 +388,8 @@ class OpenedRelease:
         Notes
         -----
         Ranges hold their lower edge, and the last one its upper edge too. Where all edges are ends
-        of a release's cells, ranges hold their upper edge, as cells do, and the first one its lower
-        edge too; the index of the estimate says which.
+        of a release's cells, ranges hold their upper edge, as cells do, and the first one the lower
+        bound too; the index of the estimate says which.
         """
         return self._ask("histogram", column, bins=bins)
 

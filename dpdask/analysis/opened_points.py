@@ -84,11 +84,14 @@ class OpenedPoints(OpenedRelease):
         if asked.kind != "histogram":
             return asked.put(answers, values=values, ends=ends)
         edges = self._edges(first, asked.bins, scale)
-        behind = follow_cells(edges, self._column(first)) if asked.closed is None else None
-        if behind is None:
+        followed = follow_cells(edges, self._column(first)) if asked.closed is None else None
+        if followed is None:
             return asked.put(answers, edges=edges)
+        edges, behind = followed
         index = index_ranges(edges, scale, first, closed="right")
         found = asked.put(answers, edges=behind).change(lambda part: part.set_axis(index))
+        if edges[0] > self._column(first)["bounds"][0]:
+            return found
         return replace(found, limits=(*found.limits, _FIRST_RANGE))
 
     def _find_points(self, names: Sequence[str]) -> Points:

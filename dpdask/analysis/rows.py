@@ -38,6 +38,7 @@ _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
 _MOST_PAIRS = 1_024
 _MOST_SPREAD = 0.05  # of the rows at one value whose ranks are spread
 _SURE = 2.0  # standard deviations
+_FEW_HELD = 5.0  # held-out rows with a level: of fewer, it may be that there are none
 _SURELY = 2.75  # standard deviations that a level is at most more frequent than it is estimated
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _COUNTED = ("histogram", "tree")  # kinds of references
@@ -289,8 +290,12 @@ class OpenedRows(KeptColumns):
         """Return the scale of released dates with their zone; None of other numbers."""
         return None if scale is None else DateScale.of(released) or scale
 
-    def _find_held_out(self, name: str, frame: pd.DataFrame) -> HeldOut | None:
-        """Return how held-out rows move averages of a column; None if there are none, or its channel is not known."""
+    def _find_held_out(self, name: str, points: Points) -> HeldOut | None:
+        """Return how held-out rows move averages of a column; None if there are none, or its channel is not known.
+
+        Rows of a level that was not held out are all released as others, and the released rows do
+        not tell how many these are: the whole draw counts then, and where it is nearly so.
+        """
         from dpdask.inference.debias import ReleasedColumn
 
         if self._is_chain or not self._reference.get("fraction") or self._n_reference is None:
@@ -298,10 +303,15 @@ class OpenedRows(KeptColumns):
         if self._levels(name) is None:
             if not self._tells_reference(name):
                 return None
-            zone = self._zoned(frame[name], self._scale(name))
-            ranks = self._read_ranks(name, frame[name], zone)
-            code, channel = ranks.code(to_floats(frame[name], zone)), ranks.of_outcomes
-        elif not self._has_channel(name) or "parent" in self._column(name):
+            released = points.frame[name]
+            zone = self._zoned(released, self._scale(name))
+            ranks = self._read_ranks(name, released, zone)
+            code, channel = ranks.code(to_floats(released, zone)), ranks.of_outcomes
+        elif (
+            not self._has_channel(name)
+            or "parent" in self._column(name)
+            or (points.weights * self._n_reference < _FEW_HELD * points.n_rows).any()
+        ):
             return None
         else:
             channel = ReleasedColumn.from_card(self.content, name).matrix
@@ -680,7 +690,7 @@ class OpenedRows(KeptColumns):
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
-            held_out=self._find_held_out(names[0], points.frame) if len(names) == 1 else None,
+            held_out=self._find_held_out(names[0], points) if len(names) == 1 else None,
             lost=lost / self.n_rows,
             biased=counted and cells is None and not kept,
             spread=spreads and not is_told,

@@ -373,13 +373,19 @@ class Subset:
         """Return counts of the levels of one column by its share, which more than their own table may tell."""
         if not met.any():
             raise SpecError("no row can meet it", "`where`", f"see the levels of {name!r}")
-        if not self.groups and met.all():
-            found = Result(estimate=n_rows, standard_error=None, bias_bound=0.0, limits=(_EVERY,))
-            return replace(found, find_ends=lambda _: (n_rows, n_rows))
         if not self.groups:
             share = self.opened.mean(name, values=met.astype(float).tolist())
             found = Result.gather([share], pd.Index([0])).change(lambda part: n_rows * part.iloc[0])
-            return replace(found, possible=(0.0, n_rows))
+            if not met.all():
+                return replace(found, possible=(0.0, n_rows))
+            return replace(
+                found,
+                estimate=n_rows,
+                standard_error=None,
+                bias_bound=0.0,
+                find_ends=lambda _: (n_rows, n_rows),
+                limits=(*found.limits, _EVERY),
+            )
         found = self.opened.share(name)
         counts = found.change(lambda part: n_rows * part[met])
         drawn = found.drawn and (found.drawn[0], n_rows)
@@ -525,7 +531,8 @@ def _multiply(mean: Result, rows: Result, *, independent: bool) -> Result:
 
     error = None
     if add is np.hypot and known and mean.standard_error is not None:
-        error = np.hypot(n * mean.standard_error, m * rows.standard_error)
+        doubt = 0.0 if rows.standard_error is None else rows.standard_error  # of an exact number
+        error = np.hypot(n * mean.standard_error, m * doubt)
     bias = None
     if mean.bias_bound is not None and rows.bias_bound is not None:
         bias = n * mean.bias_bound + (abs(m) + mean.bias_bound) * rows.bias_bound

@@ -190,20 +190,25 @@ def index_ranges(
     return pd.IntervalIndex.from_breaks(breaks, closed=closed, name=name)
 
 
-def follow_cells(edges: Floats, column: Mapping[str, Any]) -> Floats | None:
-    """Return the edges behind which ranges begin that hold their upper edge, as cells do: the least values of the next cells. None if one of them is no end of a cell."""
+def follow_cells(edges: Floats, column: Mapping[str, Any]) -> tuple[Floats, Floats] | None:
+    """Return the edges of ranges that hold their upper edge, as cells do, and the least values behind these; None if cells tell no more of them, or an edge is no end of a cell."""
     if "edges" not in column or column["bounds"] is None:
         return None
-    least, ends = _least_values(column)
+    (low, high), (least, ends) = column["bounds"], _least_values(column)
+    if (edges[1:-1] <= low).any() or (edges[:-1] >= high).any():
+        return None
     # the first range holds the lower bound, and the last one its upper edge in any case
-    is_outer = edges <= column["bounds"][0]
-    is_outer[-1] = True
+    is_outer = np.zeros(len(edges), dtype=np.bool_)
+    is_outer[[0, -1]] = edges[0] <= low, True
     own = np.clip(np.searchsorted(ends, edges) - 1, 0, len(least) - 1)
     if (is_outer | (least[own] >= edges)).all():
         return None  # no edge cuts a cell
     at = np.where(edges - ends[own] < ends[own + 1] - edges, own, own + 1)
-    is_end = (np.abs(ends[at] - edges) <= _ROUNDING * np.ptp(column["bounds"])) & (at < len(least))
-    return np.where(is_outer, edges, least[at % len(least)]) if (is_end | is_outer).all() else None
+    off = 0.0 if _is_whole(column) else _ROUNDING * (high - low)
+    if not (is_outer | (np.abs(ends[at] - edges) <= off)).all():
+        return None
+    behind = least[np.minimum(at, len(least) - 1)]
+    return np.where(is_outer, edges, ends[at]), np.where(is_outer, edges, behind)
 
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:
@@ -262,7 +267,10 @@ def _least_values(column: Mapping[str, Any]) -> Pair:
     edges = np.array(column["edges"], float)
     if _is_whole(column):
         return edges[:-1] + 1.0, edges
-    return np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), -np.inf), edges
+    least = np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), -np.inf)
+    if column["bounds"] is not None and edges[0] == column["bounds"][0]:
+        least[0] = edges[0]  # which the first cell holds
+    return least, edges
 
 
 def _is_whole(column: Mapping[str, Any]) -> bool:

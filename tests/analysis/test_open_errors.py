@@ -688,6 +688,83 @@ def test_a_range_inside_a_cell_is_unsure_by_that_cell_once():
     assert (most.standard_error.iloc[1] > 0.9 * sure.standard_error).all()
 
 
+@pytest.mark.parametrize(("rare", "is_whole_draw"), [(0.01, True), (0.2, False)])
+def test_the_whole_draw_of_held_out_rows_counts_where_a_level_may_have_none(
+    rare, is_whole_draw, tmp_path
+):
+    """Its rows are all released as others: intervals that the released shares alone decide covered 40 % of such runs."""
+    values = default_rng(4).choice([1, 2, 3], 2_000, p=[0.7 - rare, 0.3, rare])
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"r": values}), tmp_path / "in" / "table.parquet")
+    reference = {"kind": "holdout", "fraction": 0.05}
+    job = write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"r": discrete([1, 2, 3], type="int64")},
+        mechanism={"kind": "dip", "reference": reference, "channel": "optimal"},
+        privacy__epsilon=8.0,
+    )
+    run_here(job)
+    opened = dpdask.open(str(tmp_path / "out"))
+    share = opened.share("r")
+    spread = share.estimate * (1.0 - share.estimate)
+    whole = np.sqrt(spread * (1.0 / opened.n_rows + 1.0 / opened._n_reference))
+    rest = share.standard_error[share.estimate > 0.1] / whole[share.estimate > 0.1]
+    assert (rest.min() > 0.99) == is_whole_draw
+    assert rest.max() < (1.01 if is_whole_draw else 0.6)
+
+
+def price_table(tmp_path, prices, **column):
+    """Return the opened noisy table of a column of prices in ten cells, with hardly any noise."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": prices}), tmp_path / "in" / "table.parquet")
+    job = write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"x": continuous(**{"bounds": [0.0, 10.0], **column})},
+        mechanism={"kind": "marginals", "bins": {"x": 10}, "cliques": [["x"]]},
+        privacy__epsilon=60.0,
+    )
+    run_here(job)
+    return dpdask.open(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    "edges", [[0, 5, 10, 12], [0, 10, 12], [-1, 0, 5, 10], [-2, -1, 5], [2, 5, 10], [0.5, 2, 10]]
+)
+def test_ranges_hold_what_their_labels_say(edges, tmp_path):
+    """Edges at the bounds and beyond, with rows at both bounds; and the outer edge, by the limit that says so."""
+    prices = np.concatenate([default_rng(1).uniform(0.0, 10.0, 6_000), np.repeat([0.0, 10.0], 999)])
+    found = price_table(tmp_path, prices).histogram("x", edges)
+    low, high = found.interval()
+    for k, each in enumerate(found.estimate.index):
+        inside = (prices > each.left) & (prices < each.right)
+        inside |= (prices == each.left) & (
+            each.closed_left or (says(found, "first range") and k == 0)
+        )
+        is_last = k == len(found.estimate) - 1
+        inside |= (prices == each.right) & (each.closed_right or is_last)
+        slack = 30.0
+        assert low.iloc[k] - slack <= inside.sum() <= high.iloc[k] + slack, each
+
+
+def test_rows_at_the_lower_bound_are_not_told_from_their_cell(tmp_path):
+    prices = np.where(default_rng(2).random(4_000) < 0.3, 0.0, 5.5)
+    opened = price_table(tmp_path, prices)
+    for sign, true in (("<=", (prices == 0.0).sum()), (">", (prices > 0.0).sum())):
+        low, high = opened.where(f"x {sign} 0").count().interval()
+        assert low <= true + 30.0
+        assert true - 30.0 <= high
+    edges = [0, 10**12, 2 * 10**12, 4 * 10**12 - 1]
+    whole = default_rng(3).choice(edges[:3], 4_000)
+    bounds = {"type": "int64", "bounds": [0, 4 * 10**12 - 1]}
+    (tmp_path / "whole").mkdir()
+    found = price_table(tmp_path / "whole", whole, **bounds).histogram("x", edges)
+    assert found.estimate.index.closed == "left"
+
+
 @pytest.mark.parametrize("mechanism", ["marginals", "copula"])
 def test_ranges_of_declared_cells_hold_their_lower_edge_as_these_do(mechanism, tmp_path):
     """A list names the first value of each cell, of any type."""

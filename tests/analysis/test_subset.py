@@ -280,6 +280,9 @@ def test_groups_without_a_condition_are_the_question_itself(shelf):
         every = opened.where("rating >= 1").count()
         assert every.interval() == (n, n)
         assert "every level" in str(every)
+        total, mean = opened.where("rating >= 1").sum("rating"), opened.mean("rating")
+        assert total.estimate == pytest.approx(n * mean.estimate)
+        assert total.interval() == pytest.approx([n * end for end in mean.interval()], rel=0.02)
         assert type(low) is type(high) is float  # which are printed as numbers
 
 
