@@ -84,7 +84,8 @@ class Points:
     bounds: Mapping[str, Ends] = field(default_factory=dict)
     # the noisy cells of some columns; None if no noise was added to counts
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
-    # of one column, the part of `sampling` that comes from held-out rows; None if all of it counts
+    # how the draw of held-out rows moves averages of the column; None if all of it counts, as in
+    # `sampling`
     held_out: HeldOut | None = None
     # by column of numbers, at most what standard deviation the noise of the counts gives the share
     # of a range, where its cells are not told
@@ -276,11 +277,11 @@ class Points:
         def place(frame: pd.DataFrame) -> Codes:
             return find_ranges(to_numbers(frame[name], name), edges)
 
-        p, cut = self._spread_over(name, edges)
-        cells, sampling = (
-            self._cells([name]),
-            self._sample(place(self.frame), n, np.ones(len(self.frame))),
-        )
+        chosen, cells = place(self.frame), self._cells([name])
+        p, cut = add_up(self.weights, chosen, n)[:n] / self.weights.sum(), np.zeros(n)
+        if name in self.ends:
+            p, cut = self._spread_over(name, edges)
+        sampling = self._sample(chosen, n, np.ones(len(chosen)))
         n_in = cells.add(place(cells.frame), n)
         # the rows of a cell that an edge cuts may all be in the range, or none of them
         error = np.max(
@@ -647,8 +648,7 @@ class Points:
 
     def _spread_over(self, name: str, edges: Floats) -> Pair:
         """Return the share of the rows in each range, those of a cell lying evenly in it, and how far off it may be by cells that an edge cuts."""
-        x = self._numbers(name)
-        low, high = self.ends.get(name, (x, x))
+        low, high = self.ends[name]
         weights, last = self.weights / self.weights.sum(), np.nextafter(edges[-1], np.inf)
         width = np.where(high > low, high - low, 1.0)
         shares, cut = [], []
@@ -664,13 +664,13 @@ class Points:
         return np.array(shares), np.array(cut)
 
     def _sample_known(self, here: Flags, x: Floats) -> Floats | float:
-        """Return what `_sample` says, of one average of x over the rows that are here."""
+        """Return how much of `sampling` counts for the average of x over the rows that are here."""
         every = np.zeros(len(here))
         every[here] = x
         return self._sample(np.zeros(len(here), dtype=np.int64), 1, every)
 
     def _sample(self, codes: Codes, n: int, x: Floats) -> Floats | float:
-        """Return what the variances of n averages are multiplied by, of x where the code is k, else of 0: `sampling`, or less."""
+        """Return how much of `sampling` counts for each of n averages: average k is of x where the code is k, and of 0 elsewhere."""
         if self.held_out is None:
             return self.sampling
         still = 1.0 - self.held_out.move(self.weights, codes, n, x)

@@ -322,9 +322,8 @@ class Query:
     values: Sequence[float] | None = None  # a number for each level
     within: Sequence[Any] | None = None  # what numbers are clipped to
     bins: int | Sequence[Any] = N_BINS
-    closed: str | None = (
-        None  # which edge ranges hold: `left`, or None, that of cells where they are some
-    )
+    # which edge ranges hold: `left` the lower one; None the upper one where ranges are cells
+    closed: str | None = None
     q: float | Sequence[float] = 0.5
     support: Ends | None = None
     knots: Sequence[float] | None = None

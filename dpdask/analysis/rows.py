@@ -293,8 +293,8 @@ class OpenedRows(KeptColumns):
     def _find_held_out(self, name: str, points: Points) -> HeldOut | None:
         """Return how held-out rows move averages of a column; None if there are none, or its channel is not known.
 
-        Rows of a level that was not held out are all released as others, and the released rows do
-        not tell how many these are: the whole draw counts then, and where it is nearly so.
+        Where a level has no held-out row, its rows are all released as other levels, and nothing
+        tells how many they are. Then, and where a level may have few of them, the whole draw counts.
         """
         from dpdask.inference.debias import ReleasedColumn
 

@@ -191,7 +191,7 @@ def index_ranges(
 
 
 def follow_cells(edges: Floats, column: Mapping[str, Any]) -> tuple[Floats, Floats] | None:
-    """Return the edges of ranges that hold their upper edge, as cells do, and the least values behind these; None if cells tell no more of them, or an edge is no end of a cell."""
+    """Return edges for ranges that hold their upper edge, as cells do, and the least value after each edge; None where no edge cuts a cell, or one is no end of a cell."""
     if "edges" not in column or column["bounds"] is None:
         return None
     (low, high), (least, ends) = column["bounds"], _least_values(column)
@@ -404,19 +404,20 @@ class NoisyCells:
 
 @freeze_class(eq=False)
 class HeldOut:
-    """How the draw of held-out rows moves averages of released values: as far as rows lose their own value."""
+    """How the draw of held-out rows moves averages of released values: only as far as the channel changes values."""
 
     n_rows: float  # that were held out
     code: Codes  # the outcome of each point
     channel: Floats  # the probabilities of the outcomes, given the own one
 
     def move(self, weights: Floats, codes: Codes, n: int, x: Floats) -> Floats:
-        """Return what part of the variance of n averages, of x where the code is k, else of 0, this draw has.
+        """Return var(f - T f) / var f for n functions: function k is x where the code is k, and 0 elsewhere.
 
         Notes
         -----
-        Released rows have the distribution P T of the rows' own one P, and the held-out ones Q = Q T.
-        So P T f - P f = (Q - P)(f - T f). Inside outcomes nothing of f is taken to be kept.
+        P is the distribution of the rows, Q that of the held-out rows, and T the channel, with Q T =
+        Q. Released rows have the distribution P T, so their average of f is off by (Q - P)(f - T f).
+        What f varies inside an outcome counts in full.
         """
         s, flat = len(self.channel), self.code * (n + 1) + np.minimum(codes, n)
         sizes = add_up(weights, self.code, s)[:, None] / weights.sum()

@@ -616,8 +616,8 @@ class Bounds:
 
     @property
     def value(self) -> Floats:
-        """What is most likely: the ratios as far as they are possible, or the middles of their intervals."""
-        found = np.clip(np.clip(self.centre + self.ratios, *self.possible), *self._interval)
+        """What is most likely: the ratios, within their intervals, or the middles of these."""
+        found = np.clip(self.centre + self.ratios, *self._interval)
         return np.where(np.isnan(found) | self.is_hidden, sum(self._interval) / 2.0, found)
 
     @property
